@@ -1,0 +1,163 @@
+# One command file for people and CI alike. `make` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MATURIN := maturin>=1.9.4,<2
+
+# What the extension is built from: a change here, and only here, builds it again.
+RUST := Cargo.toml Cargo.lock $(shell find router csrc -type f 2>/dev/null)
+
+# A stamp says that a thing was done; it has the time at which that began.
+SERVE := $(VENV)/.serve
+TEST := $(VENV)/.test
+BENCH := $(VENV)/.bench
+BUILT := $(VENV)/.built
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help serve build test test-rust test-python test-cpu-asan test-integration fuzz-api lint format wheel demo-model docs-settings clean \
+  bench-router bench-report bench-scheduler bench-startup bench-structured bench-offline soak docs-models \
+  check-tools
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+serve: $(SERVE) $(BUILT) ## Serve a model: make serve [MODEL=folder or ORG/NAME] [PORT=3000] [ARGS="--flag value"]
+	@exec $(BIN)/textgen-launcher $(if $(MODEL),--model-id "$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
+
+build: $(SERVE) $(BUILT) ## Make .venv and build the router into it
+
+test: $(TEST) $(BUILT) lint test-rust ## Build and run everything: linters, Rust, Python and integration tests
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# Everything below the router is the extension's own build; the router itself is sooner compiled and tested as it is.
+test-rust: $(TEST) ## Run the router's own tests
+	cargo test --release --quiet --workspace --config 'profile.release.package.textgen-router.opt-level=0'
+
+test-python: $(TEST) $(BUILT) ## Run the Python tests: make test-python [ARGS="-k name"]
+	$(BIN)/python -m pytest tests $(ARGS)
+
+test-cpu-asan: $(TEST) ## Run the tests of the CPU kernels under AddressSanitizer
+	$(MAKE) --silent -C csrc/cpu SANITIZE=1
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  TEXTGEN_CPU_LIBRARY=$(CURDIR)/build/cpu-asan/libtextgen_cpu.so $(BIN)/python -m pytest tests/ops/cpu --timeout 1800 $(ARGS)
+
+test-integration: $(TEST) $(BUILT) ## Run the server as a user starts it, with real clients and real faults
+	$(BIN)/python -m pytest integration-tests $(ARGS)
+
+fuzz-api: $(TEST) $(BUILT) ## Make up thousands of calls from the OpenAPI document, by schemathesis (some minutes)
+	FUZZ_API_EXAMPLES=20 $(BIN)/python -m pytest integration-tests/test_openapi.py --timeout 3600 $(ARGS)
+
+lint: $(TEST) $(BUILT) ## Check style, types and lints
+	cargo fmt --check
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/python -m mypy.stubtest textgen._router > .mypy_cache/stubtest.txt || { cat .mypy_cache/stubtest.txt; exit 1; }
+	cargo clippy --release --quiet --workspace --all-targets --features python -- -D warnings
+
+format: $(TEST) ## Format all code
+	cargo fmt
+	$(BIN)/ruff check --quiet --fix .
+	$(BIN)/ruff format --quiet .
+
+wheel: $(TEST) ## Build the wheel for publishing into dist/
+	$(BIN)/maturin build --profile dist --out dist
+
+demo-model: $(TEST) ## Train the built-in model again (about an hour on 2 cores)
+	$(BIN)/python -m tools.demo_model $(ARGS)
+
+docs-settings: $(SERVE) ## Write docs/settings.md from the table of settings
+	$(BIN)/python -m textgen.launcher.docs > docs/settings.md
+
+bench-router: $(BENCH) $(BUILT) ## Measure what a token costs in the router: make bench-router [ARGS="--only tokens"] [PEER_URL=http://... PEER_PID=...]
+	cargo build --release --quiet -p router-bench
+	$(BIN)/python -m benchmark.router.run $(ARGS)
+	$(BIN)/python -m benchmark.report
+
+soak: $(BENCH) ## A million requests of every kind, with the router's memory watched: make soak [ARGS="--requests 10000"]
+	cargo build --release --quiet -p router-bench
+	$(BIN)/python -m benchmark.router.soak $(ARGS)
+
+bench-scheduler: $(BENCH) ## Simulate the scheduler on devices and clusters that are not at hand (some minutes)
+	$(BIN)/python -m benchmark.scheduler.run $(ARGS)
+	$(BIN)/python -m benchmark.report
+
+bench-startup: $(BENCH) $(BUILT) ## Measure a start with a random model of a billion numbers: make bench-startup [LLAMA_CPP=1] [ARGS="--rounds 5"]
+	$(if $(LLAMA_CPP),$(BIN)/maturin develop --release --extras bench-startup)
+	$(BIN)/python -m benchmark.startup.run $(ARGS)
+	$(BIN)/python -m benchmark.report
+
+bench-offline: $(BENCH) $(BUILT) ## Measure a list of 1,000 prompts beside Transformers: make bench-offline [ARGS="--prompts 100"]
+	$(BIN)/python -m benchmark.offline.run $(ARGS)
+	$(BIN)/python -m benchmark.report
+
+bench-structured: $(BENCH) $(BUILT) ## Measure what schemas cost and save, beside other libraries: make bench-structured [ARGS="--rounds 3"]
+	$(BIN)/maturin develop --release --extras bench,bench-structured
+	cargo build --release --quiet -p router-bench
+	$(BIN)/python -m benchmark.structured.run $(ARGS)
+	$(BIN)/python -m benchmark.report
+
+bench-report: $(BENCH) ## Write docs/performance.md from the results of all benchmarks
+	$(BIN)/python -m benchmark.report
+
+docs-models: $(SERVE) ## Write docs/models.md from the families
+	$(BIN)/python -m textgen.models.docs > docs/models.md
+
+clean: ## Remove everything that was built
+	rm -rf $(VENV) target dist build python/textgen/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- how the environment comes to be
+
+check-tools:
+	@command -v $(PYTHON) > /dev/null || { \
+	  echo "error: $(PYTHON) is missing; install Python 3.10 or newer (https://www.python.org/downloads), or name one: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "error: $$($(PYTHON) --version) is too old; install Python 3.10 or newer, or name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || { \
+	  echo "error: $(PYTHON) cannot make environments; install its venv module (on Debian and Ubuntu: apt install python3-venv)"; exit 1; }
+	@command -v cargo > /dev/null || { \
+	  echo "error: cargo is missing; install Rust 1.88 or newer, see https://rustup.rs"; exit 1; }
+	@cargo --version | awk '{ split($$2, v, "."); exit !(v[1] > 1 || v[2] >= 88) }' || { \
+	  echo "error: $$(cargo --version) is too old; run: rustup update (Rust 1.88 or newer, see https://rustup.rs)"; exit 1; }
+	@for tool in cc c++; do command -v $$tool > /dev/null || { \
+	  echo "error: $$tool is missing; install a C and C++ compiler (on Debian and Ubuntu: apt install build-essential)"; exit 1; }; done
+
+$(BIN)/maturin: | check-tools
+	@echo "Making $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(MATURIN)"
+
+$(SERVE): pyproject.toml | $(BIN)/maturin
+	@echo "Installing what serving needs and building the router (some minutes the first time)"
+	@touch $@.begun
+	$(BIN)/maturin develop --release
+	@cp -p $@.begun $(BUILT)
+	@mv $@.begun $@
+
+# The text-generation client asks for an older huggingface_hub than transformers does, and works with the newer one.
+$(TEST): pyproject.toml | $(BIN)/maturin
+	@echo "Installing what tests need and building the router (some minutes the first time)"
+	@touch $@.begun
+	$(BIN)/maturin develop --release --extras test,lint
+	$(BIN)/python -m pip install --quiet --no-deps "text-generation>=0.7"
+	@cp -p $@.begun $(BUILT)
+	@cp -p $@.begun $(SERVE)
+	@mv $@.begun $@
+
+$(BENCH): pyproject.toml | $(SERVE) $(BUILT)
+	@echo "Installing what plots need"
+	@touch $@.begun
+	$(BIN)/maturin develop --release --extras bench
+	@mv $@.begun $@
+
+$(BUILT): $(RUST) | $(SERVE)
+	@echo "Building the router"
+	@touch $@.begun
+	@$(BIN)/maturin develop --release --skip-install
+	@mv $@.begun $@

@@ -1,0 +1,223 @@
+"""What every benchmark writes and how it is shown.
+
+A benchmark fills a `Report`: what ran where and when, and rows that compare us with a peer under a bar. `save` writes
+``benchmark/results/NAME-DEVICE.json`` and a plot beside it; ``make bench-report`` turns all of them into
+``docs/performance.md``.
+
+A row: ``case``, ``metric``, ``unit``; ``ours``; ``peer``, ``peer_version`` and ``theirs`` where there is a peer;
+``ratio``, ours over theirs; ``bar``, such as ``ratio <= 1.3`` or ``ours < 60``; ``holds``, computed from the bar and
+never given.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import operator
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmark" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+
+_BAR = re.compile(r"(ours|ratio) (<=|<|>=|>|==) (\d+(?:\.\d+)?)")
+_HOLDS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
+_INTRODUCTION = """\
+# Performance
+
+Measured with `make bench-*`, written by `make bench-report` from `benchmark/results/`; `benchmark/README.md` says how.
+A ratio compares two programs within one run on one machine: it travels to other machines, an absolute number does not.
+"""
+
+
+class ReportError(ValueError):
+    """A report or a row cannot be used; the message says why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. Raises `ReportError` for a bar that cannot be read or that asks for a ratio without a peer."""
+
+    case: str
+    metric: str
+    unit: str
+    ours: float
+    peer: str | None = None
+    peer_version: str | None = None
+    theirs: float | None = None
+    bar: str | None = None
+    ratio: float | None = field(init=False)
+    holds: bool | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        ratio = self.ours / self.theirs if self.theirs else None
+        object.__setattr__(self, "ratio", ratio)
+        object.__setattr__(self, "holds", None if self.bar is None else self._check())
+
+    def bar_parts(self) -> tuple[float, str, float] | None:
+        """The value under the bar, the comparison and the bar's own value; None without a bar."""
+        if self.bar is None:
+            return None
+        match = _BAR.fullmatch(self.bar)
+        if match is None:
+            raise ReportError(f"bar {self.bar!r} of {self.case!r} must be like 'ratio <= 1.3' or 'ours < 60'")
+        value = self.ours if match[1] == "ours" else self.ratio
+        if value is None:
+            raise ReportError(f"bar {self.bar!r} of {self.case!r} needs a peer's number to divide by")
+        return value, match[2], float(match[3])
+
+    def _check(self) -> bool:
+        parts = self.bar_parts()
+        assert parts is not None
+        value, comparison, limit = parts
+        return bool(_HOLDS[comparison](value, limit))
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of one benchmark on one machine."""
+
+    name: str
+    command: str
+    versions: dict[str, str]
+    rows: list[Row]
+    device: str = field(default_factory=lambda: device())
+    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"))
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def stem(self) -> str:
+        """Name of the files, without an ending."""
+        return f"{self.name}-{re.sub(r'[^a-z0-9]+', '-', self.device.lower()).strip('-')}"
+
+    def save(self, folder: Path = RESULTS) -> Path:
+        """Write JSON and, where a row has a bar, the plot. Gives the path of the JSON."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.stem}.json"
+        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if any(row.bar for row in self.rows):
+            plot(self, path.with_suffix(".png"))
+        return path
+
+
+def load(path: Path) -> Report:
+    """Read a report back. Raises `ReportError` when it was edited into something that its own numbers contradict."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    given = {f.name for f in fields(Row) if f.init}
+    rows = []
+    for stored in data.pop("rows"):
+        row = Row(**{key: value for key, value in stored.items() if key in given})
+        if asdict(row) != stored:
+            raise ReportError(
+                f"{path.name}: row {row.case!r} ({row.metric}) does not follow from its numbers; run it again"
+            )
+        rows.append(row)
+    return Report(rows=rows, **data)
+
+
+def device() -> str:
+    """This machine in words: processor and the cores this process may use."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    model = re.sub(r"\((R|TM|tm)\)|\bCPU\b|\bProcessor\b|@.*", " ", model)
+    cores = len(os.sched_getaffinity(0))
+    return f"{' '.join(model.split())}, {cores} core{'s' if cores > 1 else ''}"
+
+
+def number(value: float | None) -> str:
+    """A number as a person reads it: three significant digits, thousands whole."""
+    if value is None:
+        return ""
+    if value and abs(value) < 999.5 and value != int(value):
+        return f"{value:.3g}"
+    return f"{value:,.0f}"
+
+
+def table(report: Report) -> str:
+    """The rows as a Markdown table."""
+    head = ["case", "metric", "ours", "peer", "theirs", "ratio", "bar", "holds"]
+    verdict = {None: "", True: "yes", False: "**no**"}
+    lines = [head, ["---", "---", "--:", "---", "--:", "--:", "---", "---"]]
+    for row in report.rows:
+        peer = f"{row.peer} {row.peer_version or ''}".strip() if row.peer else ""
+        unit = f"{row.metric} [{row.unit}]" if row.unit else row.metric
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        bar = (row.bar or "").replace("<=", "≤").replace(">=", "≥")
+        cells = [row.case, unit, number(row.ours), peer, number(row.theirs), ratio, bar, verdict[row.holds]]
+        lines.append([cell.replace("|", "\\|") for cell in cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def plot(report: Report, path: Path) -> None:
+    """How much of each bar is used: 1 is the bar, to the left of it the bar holds."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ReportError("plots need matplotlib; install the `bench` extra: pip install -e '.[bench]'") from None
+    barred = [(row, parts) for row in report.rows if (parts := row.bar_parts())][::-1]
+    names = [f"{row.case}: {row.metric}" + (f" / {row.peer}" if row.peer else "") for row, _ in barred]
+    shares = [_share(*parts) for _, parts in barred]
+    figure = Figure(figsize=(11, 1.2 + 0.32 * len(barred)), layout="constrained")
+    axes = figure.add_subplot()
+    # By place: two rows may have the same name.
+    places = range(len(barred))
+    axes.barh(places, shares, color=["#4c78a8" if row.holds else "#e45756" for row, _ in barred])
+    axes.set_yticks(places, names)
+    for place, (share, (row, (value, sign, limit))) in enumerate(zip(shares, barred, strict=True)):
+        unit = f" {row.unit}" if row.unit and row.bar and row.bar.startswith("ours") else ""
+        axes.text(share, place, f" {number(value)}{unit} ({sign} {number(limit)})", va="center", fontsize=8)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlim(0, max([1.6, *(share * 1.35 for share in shares)]))
+    axes.set_xlabel("part of the bar that is used (1 = the bar)")
+    axes.set_title(f"{report.name}: {report.device}, {report.date}", fontsize=10)
+    axes.tick_params(labelsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _share(value: float, sign: str, limit: float) -> float:
+    """The part of a bar that is used; where more is better it is turned over: less is always better."""
+    over, under = (limit, value) if ">" in sign else (value, limit)
+    if under == 0:
+        return 1.0 if over == 0 else 10.0
+    return over / under
+
+
+def page(reports: Iterable[Report], folder: Path = RESULTS) -> str:
+    """`docs/performance.md`: a section for each report, with its table and its plots."""
+    parts = [_INTRODUCTION]
+    for report in reports:
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(report.versions.items()))
+        parts.append(f"## {report.name}: {report.device}\n")
+        parts.append(f"`{report.command}`, {report.date}. {versions}.\n")
+        parts.append(table(report) + "\n")
+        parts.extend(f"- {note}" for note in report.notes)
+        if report.notes:
+            parts.append("")
+        images = sorted(folder.glob(f"{report.stem}*.png"))
+        parts.extend(f"![{report.name}](../{image.relative_to(ROOT).as_posix()})\n" for image in images)
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Write the page from all results."""
+    try:
+        reports = [load(path) for path in sorted(RESULTS.glob("*.json"))]
+        PAGE.write_text(page(reports), encoding="utf-8")
+    except (ReportError, TypeError, KeyError, json.JSONDecodeError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{PAGE.relative_to(ROOT)}: {len(reports)} reports, {sum(len(report.rows) for report in reports)} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+// What the kinds of operations beside TG_LINEAR take: the positions of their numbers in tg_op.args and tg_op.numbers, and their
+// flags. A buffer is an index into the plan's buffers, and any may be a view; an address outlives the plan. A weight's dtype and
+// a buffer's are TG_F32 or TG_BF16. Inside a kernel everything is float32, and it rounds once where it writes.
+// Included by textgen_cpu.h.
+#ifndef TEXTGEN_CPU_KINDS_H
+#define TEXTGEN_CPU_KINDS_H
+
+// y = factor * row of a table [rows, width of y]. The row is the token's id, or its position. An index that the table lacks
+// takes the nearest row that it has.
+enum tg_embed {
+  TG_EMBED_TABLE = 0,  // address
+  TG_EMBED_DTYPE = 1,  // of the table
+  TG_EMBED_ROWS = 2,
+  TG_EMBED_Y = 3,       // buffer
+  TG_EMBED_OFFSET = 4,  // added to the index
+  TG_EMBED_FACTOR = 0,  // numbers
+  TG_EMBED_BY_POSITION = 2,  // flag, beside TG_ADD: y += ...
+};
+
+// y = x / rms(x) * weight, or with TG_LAYER_NORM (x - mean) / std * weight + bias. y may be x.
+enum tg_norm {
+  TG_NORM_X = 0,
+  TG_NORM_Y = 1,
+  TG_NORM_WEIGHT = 2,  // address; 0: none
+  TG_NORM_WEIGHT_DTYPE = 3,
+  TG_NORM_BIAS = 4,  // address; 0: none
+  TG_NORM_BIAS_DTYPE = 5,
+  TG_NORM_SIZE = 6,   // numbers that are normed together; 0: a row. The width of x is a multiple of it
+  TG_NORM_UNITS = 7,  // rows of weight and bias: 1, which all share, or width / size
+  TG_NORM_EPS = 0,    // numbers
+  TG_LAYER_NORM = 2,  // flag
+};
+
+// x += factor * y; then, where there is a z, z = norm(x) over a row. z may be x.
+enum tg_add_rows {
+  TG_ADD_X = 0,
+  TG_ADD_Y = 1,
+  TG_ADD_Z = 2,       // buffer; -1: none
+  TG_ADD_WEIGHT = 3,  // of the norm, as in tg_norm
+  TG_ADD_WEIGHT_DTYPE = 4,
+  TG_ADD_BIAS = 5,
+  TG_ADD_BIAS_DTYPE = 6,
+  TG_ADD_FACTOR = 0,  // numbers
+  TG_ADD_EPS = 1,
+};
+
+// y [tokens, dim]: factor * cos of each token's angles in the first half, factor * sin in the second.
+enum tg_rope_table {
+  TG_TABLE_Y = 0,
+  TG_TABLE_INVERSE = 1,  // address: [dim / 2] float32
+  TG_TABLE_FACTOR = 0,   // numbers
+};
+
+// x [tokens, (heads + kv_heads) * head_dim + kv_heads * value_dim]: queries and keys are turned in place by a table of
+// TG_ROPE_TABLE, and keys and values go to the cache. The table may be narrower than a head: the rest stays.
+enum tg_rope_write {
+  TG_ROPE_X = 0,
+  TG_ROPE_HEADS = 1,
+  TG_ROPE_KV_HEADS = 2,
+  TG_ROPE_HEAD_DIM = 3,
+  TG_ROPE_VALUE_DIM = 4,
+  TG_ROPE_TABLE_BUFFER = 5,  // -1: nothing turns
+  TG_ROPE_GROUP = 6,         // index into the step's groups
+  TG_ROPE_KEYS = 7,          // address; 0: nothing is written
+  TG_ROPE_VALUES = 8,        // address; 0: no values are written
+  TG_ROPE_CACHE_DTYPE = 9,
+  TG_ROPE_KEY_STRIDE = 10,  // elements from row to row of the cache
+  TG_ROPE_VALUE_STRIDE = 11,
+};
+
+// Attention of each token to its own sequence in the cache, up to itself. The score of a key is scale * query . key, then
+// cap * tanh(score / cap), then + slope * (key - query position), then + bias[min(distance back, distances - 1)]. A sink takes
+// its share of the softmax. heads / kv_heads query heads share one of the cache.
+enum tg_attention {
+  TG_ATTENTION_Q = 0,  // buffer [tokens, heads * head_dim]
+  TG_ATTENTION_Y = 1,  // buffer [tokens, heads * value_dim]
+  TG_ATTENTION_HEADS = 2,
+  TG_ATTENTION_KV_HEADS = 3,
+  TG_ATTENTION_HEAD_DIM = 4,
+  TG_ATTENTION_VALUE_DIM = 5,
+  TG_ATTENTION_GROUP = 6,
+  TG_ATTENTION_KEYS = 7,    // address: head h of a row begins h * head_dim behind it
+  TG_ATTENTION_VALUES = 8,  // address
+  TG_ATTENTION_CACHE_DTYPE = 9,
+  TG_ATTENTION_KEY_STRIDE = 10,  // elements from row to row of the cache
+  TG_ATTENTION_VALUE_STRIDE = 11,
+  TG_ATTENTION_WINDOW = 12,  // tokens that a token sees, itself included; 0: all
+  TG_ATTENTION_SLOPES = 13,  // address: [heads] float32; 0: none
+  TG_ATTENTION_SINKS = 14,   // address: [heads] float32; 0: none
+  TG_ATTENTION_BIASES = 15,  // address: [heads, distances] float32; 0: none
+  TG_ATTENTION_DISTANCES = 16,
+  TG_ATTENTION_SCALE = 0,  // numbers
+  TG_ATTENTION_CAP = 1,    // numbers; 0: none
+};
+
+typedef enum tg_activation {
+  TG_SILU = 0,
+  TG_GELU = 1,
+  TG_GELU_TANH = 2,
+  TG_RELU = 3,
+  TG_RELU2 = 4,         // its square
+  TG_CLAMPED_SILU = 5,  // gated only: gate * sigmoid(alpha * gate) * (up + 1), gate <= limit, up within +- limit
+} tg_activation;
+
+// TG_ACTIVATE: y = activation(x), y may be x. TG_ACTIVATE_GATED: x is [rows, 2 * width of y], gates first;
+// y = activation(gate) * up.
+enum tg_activate {
+  TG_ACTIVATE_X = 0,
+  TG_ACTIVATE_Y = 1,
+  TG_ACTIVATE_KIND = 2,   // tg_activation
+  TG_ACTIVATE_LIMIT = 0,  // numbers, of TG_CLAMPED_SILU
+  TG_ACTIVATE_ALPHA = 1,
+};
+
+// TG_CLAMP: x = x within [low, high]. TG_SCALE: x = factor * x, then cap * tanh(x / cap) where there is a cap.
+enum tg_change {
+  TG_CHANGE_X = 0,
+  TG_CLAMP_LOW = 0,  // numbers
+  TG_CLAMP_HIGH = 1,
+  TG_SCALE_FACTOR = 0,
+  TG_SCALE_CAP = 1,  // 0: none
+};
+
+// TG_GATHER_ROWS: y[i] = x[step.sampled[i]]; x has a row for each token, y one for each output.
+enum tg_gather { TG_GATHER_X = 0, TG_GATHER_Y = 1 };
+
+// The first of the largest numbers of each row, and the log of the sum of exp of a row.
+enum tg_argmax {
+  TG_ARGMAX_X = 0,
+  TG_ARGMAX_TOKENS = 1,      // address: [rows] int64
+  TG_ARGMAX_NORMALISER = 2,  // address: [rows] float32; 0: not wanted
+};
+
+#endif

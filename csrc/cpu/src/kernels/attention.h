@@ -1,0 +1,226 @@
+// The parts of attention: how a step's work is cut up, and what is done to scores between the two products.
+//
+// A task is a run of at most `kRows` rows of one segment and one head of the cache; a row is a query head of a token, token
+// after token, so that the heads which share keys and values share their reading. A task goes through its keys in units and keeps for each
+// row the largest score, the sum of weights and the weighted sum of values (arXiv 2205.14135), so any run of units can be done
+// by any worker and joined with the others afterwards.
+#pragma once
+
+#include "rows.h"
+
+namespace tg::TG_ISA {
+
+constexpr int64_t kUnit = 64;        // keys of a unit of vector code
+constexpr int64_t kTileUnit = 128;   // keys of a unit of tile code
+constexpr int64_t kRows = 16;        // rows of a task of vector code
+constexpr int64_t kTileRows = 128;   // rows of a task of tile code
+constexpr int64_t kTileAtLeast = 4;  // rows of a segment and a head of the cache from which tiles pay
+constexpr int64_t kMostWorkers = 256;
+
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr float kNever = -__builtin_inff();
+
+#if defined(__AMX_BF16__)
+constexpr bool kHasTiles = true;
+#else
+constexpr bool kHasTiles = false;
+#endif
+
+// An operation's numbers.
+struct Attention {
+  int64_t q, y, heads, kv_heads, share, head_dim, value_dim, window, distances;
+  int64_t key_stride, value_stride;
+  int64_t padded_dim;    // head_dim, in whole vectors of either dtype
+  int64_t padded_value;  // from row to row of the sums of values
+  int64_t value_lanes;   // value_dim, in whole vectors
+  int64_t cache_dtype, q_dtype;
+  const char *keys, *values;
+  const float *slopes, *sinks, *biases;
+  float scale, cap;
+  const tg_group *group;
+  bool tiles;  // bfloat16 throughout, on a machine that multiplies tiles
+
+  TG_INLINE bool is_plain() const { return cap == 0 && slopes == nullptr && biases == nullptr && scale > 0; }
+};
+
+// Rows first to first + count of a segment and a head of the cache; they see keys from `begin` to `end` (positions).
+struct Task {
+  int64_t segment, kv_head, tile;
+  int64_t first, count;
+  int64_t token, start;  // of the segment: index of its first token, and the position of that
+  int64_t begin, end;
+  int64_t units;
+  bool by_tiles;
+  int64_t weight;  // of a unit: about the cycles that it takes
+
+  TG_INLINE int64_t unit_keys() const { return by_tiles ? kTileUnit : kUnit; }
+};
+
+// What is known of a task's rows after some of its units. Scores are in units of log2(e).
+struct Partial {
+  float *top;    // [rows] the largest score
+  float *total;  // [rows] sum of exp2(score - top)
+  float *out;    // [rows, padded_value] sum of exp2(score - top) * value
+};
+
+// A worker's scratch.
+struct Workspace {
+  Partial head;               // of a task that another worker has begun; in memory that all see
+  Partial tail, whole;        // of one that another goes on with; of any other
+  float *scores;              // [kRows, kUnit], or [32, kTileUnit]
+  char *query;                // [rows, padded_dim] float32 or bfloat16
+  char *keys;                 // a unit's keys (and values), padded or packed
+  char *values;
+  char *weights;  // [32, kTileUnit] bfloat16
+};
+
+// 2^x for x <= 0, within 2 units in the last place; 0 below -126.
+TG_INLINE Vec exp2_accurate(Vec x) {
+  const Vec t = x < -126.0f ? splat(-126.0f) : x;
+  const Vec n = round(t), f = t - n;
+  Vec p = splat(1.5353362e-4f);
+  p = fma(p, f, splat(1.3398874e-3f));
+  p = fma(p, f, splat(9.6184370e-3f));
+  p = fma(p, f, splat(5.5503324e-2f));
+  p = fma(p, f, splat(2.4022648e-1f));
+  p = fma(p, f, splat(6.9314720e-1f));
+  p = fma(p, f, splat(1.0f));
+  const Vec y = p * cast<Vec>((__builtin_convertvector(n, IVec) + 127) << 23);
+  return x < -126.0f ? Vec{} : y;
+}
+
+// The same within 2^-12, for weights that are rounded to bfloat16 anyway.
+TG_INLINE Vec exp2_fast(Vec x) {
+#if defined(__AVX512F__)
+  const Vec t = _mm512_max_ps(splat(-127.0f), x);  // of two, the second where one is a NaN
+  const Vec n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = t - n;
+  Vec p = fma(splat(5.5171624e-2f), f, splat(2.4261112e-1f));
+  p = fma(p, f, splat(6.9326099e-1f));
+  p = fma(p, f, splat(9.9992807e-1f));
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, splat(-126.0f), _CMP_NLT_UQ), p, n);
+#else
+  return exp2_accurate(x);
+#endif
+}
+
+// Lanes of x and y in turn, and their neighbours `bit` lanes on: what is left of two vectors when each is folded once.
+template <int bit, typename F>
+TG_INLINE Vec folded(Vec x, Vec y, const F &f) {
+#if defined(__clang__)
+  Vec u, v;
+  for (int i = 0; i < kLanes; i++) {
+    u[i] = i & bit ? y[i] : x[i];
+    v[i] = i & bit ? y[i ^ bit] : x[i ^ bit];
+  }
+#else
+  IVec straight, crossed;
+  for (int i = 0; i < kLanes; i++) {
+    straight[i] = i & bit ? i + kLanes : i;
+    crossed[i] = i & bit ? (i ^ bit) + kLanes : i ^ bit;
+  }
+  const Vec u = __builtin_shuffle(x, y, straight), v = __builtin_shuffle(x, y, crossed);
+#endif
+  return f(u, v);
+}
+// Lane i of the result is a[i] with all its lanes folded together. a has kLanes vectors.
+template <int bit = kLanes / 2, typename F>
+TG_INLINE Vec fold(const Vec *a, const F &f) {
+  if constexpr (bit == 0) {
+    return a[0];
+  } else {
+    Vec halves[bit];
+#pragma GCC unroll 16
+    for (int i = 0; i < bit; i++) halves[i] = folded<bit>(a[i], a[i + bit], f);
+    return fold<bit / 2>(halves, f);
+  }
+}
+TG_INLINE Vec sums(const Vec *a) {
+  return fold(a, [](Vec x, Vec y) { return x + y; });
+}
+TG_INLINE Vec tops(const Vec *a) {
+  return fold(a, [](Vec x, Vec y) { return max(x, y); });
+}
+
+TG_INLINE float exp2_one(float x) { return x == kNever ? 0.0f : exp2_accurate(splat(x))[0]; }
+
+void fill(float *to, int64_t begin, int64_t end, float value);
+// Everything but the scale that a form does to the scores of a row, which then are in units of log2(e).
+void apply_form(const Attention &form, float *scores, int64_t count, int64_t head, int64_t key, int64_t position);
+
+// Scores [rows, count], `stride` from row to row, of at most kLanes rows from `row` on and keys from position `key` on become
+// weights: those out of sight, and those up to `padded`, are 0. W: float in place, or Bf16 into `weights`. The rows' other
+// numbers are brought up to the new largest scores.
+template <typename W>
+TG_INLINE void weigh(const Attention &form, const Task &task, const Partial &partial, int64_t row, int64_t rows, float *scores,
+                     W *weights, int64_t stride, int64_t key, int64_t count, int64_t padded) {
+  constexpr bool fast = sizeof(W) == 2;
+  const bool plain = form.is_plain();
+  const float scale = plain ? form.scale * kLog2e : 1.0f;
+  Vec found[kLanes];
+  int64_t position = task.start + (task.first + row) / form.share, head = (task.first + row) % form.share;
+  for (int64_t i = 0; i < kLanes; i++) {
+    found[i] = splat(kNever);
+    if (i >= rows) continue;
+    float *own = scores + i * stride;
+    const int64_t oldest = form.window > 0 ? most(0, position - form.window + 1) : 0;
+    const int64_t low = least(most(oldest - key, 0), count), high = least(most(position + 1 - key, low), count);
+    if (!plain) apply_form(form, own, count, task.kv_head * form.share + head, key, position);
+    if (low > 0) fill(own, 0, low, kNever);
+    if (high < padded) fill(own, high, padded, kNever);
+    for (int64_t at = 0; at < padded; at += kLanes) found[i] = max(load(own + at), found[i]);  // a NaN does no harm here
+    if (++head == form.share) head = 0, position++;
+  }
+  const Vec before = load(partial.top + row), top = max(tops(found) * scale, before);
+  const Vec safe = top == kNever ? Vec{} : top;  // nothing to see, now or before
+  const Vec shrink = exp2_accurate(before - safe);
+  store(partial.top + row, top);
+  float offset[kLanes], factor[kLanes];
+  store(offset, -safe);
+  store(factor, shrink);
+  for (int64_t i = 0; i < kLanes; i++) {
+    found[i] = Vec{};
+    if (i >= rows) continue;
+    const float *own = scores + i * stride;
+    W *to = weights + i * stride;
+    const Vec less = splat(offset[i]);
+    for (int64_t at = 0; at < padded; at += kLanes) {
+      const Vec x = fma(load(own + at), splat(scale), less);
+      const Vec w = fast ? exp2_fast(x) : exp2_accurate(x);
+      found[i] += w;
+      store(to + at, w);
+    }
+    if (factor[i] == 1.0f) continue;
+    float *out = partial.out + (row + i) * form.padded_value;
+    for (int64_t at = 0; at < form.padded_value; at += kLanes) store(out + at, load(out + at) * factor[i]);
+  }
+  store(partial.total + row, fma(load(partial.total + row), shrink, sums(found)));
+}
+
+// Units first to last of a task, into a partial that has been cleared.
+void attend_by_vectors(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                       int64_t first, int64_t last);
+void attend_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                     int64_t first, int64_t last);
+
+// Goes through the cache's rows of consecutive positions of a segment.
+struct Rows {
+  const int32_t *table;
+  int64_t block_size, block, offset;
+
+  TG_INLINE Rows(const tg_group &group, int64_t segment, int64_t position)
+      : table(group.tables + segment * group.table_stride),
+        block_size(group.block_size),
+        block(position / group.block_size),
+        offset(position % group.block_size) {}
+  // The row of the position, and on to the next.
+  TG_INLINE int64_t next() {
+    const int64_t row = table[block] * block_size + offset;
+    if (++offset == block_size) {
+      offset = 0;
+      block++;
+    }
+    return row;
+  }
+};
+
+}  // namespace tg::TG_ISA

@@ -1,0 +1,225 @@
+// Attention of many rows, as in prompts: products by AMX tiles of bfloat16 (16 rows of 64 bytes), weights rounded to bfloat16.
+//
+// Keys become 16 x 16 pairs of numbers turned about their diagonal, values pairs of neighbouring rows: the two forms in which
+// a tile is the right side of a product. A unit is packed once for all rows of a task.
+#include "attention.h"
+
+namespace tg::TG_ISA {
+
+#if defined(__AMX_BF16__)
+
+namespace {
+
+constexpr int64_t kTile = 512;  // bfloat16 numbers of a tile
+constexpr int64_t kBlock = 32;  // rows whose scores are worked on at a time
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// GCC's tile intrinsics do not say that they touch memory.
+TG_INLINE void memory_fence() { __asm__ volatile("" ::: "memory"); }
+TG_INLINE void configure(const TileConfig &config) { __asm__ volatile("ldtilecfg %0" ::"m"(config)); }
+
+// The transpose of 16 x 16 numbers of 32 bits.
+TG_INLINE void transpose(__m512i *r) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+// 32 numbers of a row that has `left` more.
+TG_INLINE __m512i load_row(const Bf16 *from, int64_t left) {
+  if (left >= 32) return _mm512_loadu_si512(from);
+  return _mm512_maskz_loadu_epi16((__mmask32)((1ull << left) - 1), from);
+}
+
+// Tiles [keys / 16][padded_dim / 32]; keys from `count` on are copies of the last.
+void pack_keys(const Attention &form, const Task &task, const int64_t *rows, int64_t count, Bf16 *to) {
+  const Bf16 *keys = reinterpret_cast<const Bf16 *>(form.keys) + task.kv_head * form.head_dim;
+  for (int64_t key = 0; key < count; key += 16) {
+    for (int64_t d = 0; d < form.padded_dim; d += 32) {
+      __m512i tile[16];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < 16; i++) {
+        tile[i] = load_row(keys + rows[least(key + i, count - 1)] * form.key_stride + d, form.head_dim - d);
+      }
+      transpose(tile);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < 16; i++) _mm512_store_si512(to + i * 32, tile[i]);
+      to += kTile;
+    }
+  }
+}
+
+// Tiles [keys / 32][padded_value / 16]; keys from `count` on are zeros.
+void pack_values(const Attention &form, const Task &task, const int64_t *rows, int64_t count, Bf16 *to) {
+  const Bf16 *values = reinterpret_cast<const Bf16 *>(form.values) + task.kv_head * form.value_dim;
+  alignas(64) uint16_t low[32], high[32];
+  for (int i = 0; i < 16; i++) {
+    low[2 * i] = i, low[2 * i + 1] = i + 32;
+    high[2 * i] = i + 16, high[2 * i + 1] = i + 48;
+  }
+  const __m512i of_low = _mm512_load_si512(low), of_high = _mm512_load_si512(high);
+  const __m512i zero = _mm512_setzero_si512();
+  for (int64_t key = 0; key < count; key += 32) {
+    for (int64_t d = 0; d < form.padded_value; d += 32) {
+      for (int64_t i = 0; i < 16; i++) {
+        const int64_t at = key + 2 * i, left = form.value_dim - d;
+        const __m512i a = at < count ? load_row(values + rows[at] * form.value_stride + d, left) : zero;
+        const __m512i b = at + 1 < count ? load_row(values + rows[at + 1] * form.value_stride + d, left) : zero;
+        _mm512_store_si512(to + i * 32, _mm512_permutex2var_epi16(a, of_low, b));
+        _mm512_store_si512(to + kTile + i * 32, _mm512_permutex2var_epi16(a, of_high, b));
+      }
+      to += 2 * kTile;
+    }
+  }
+}
+
+// Scores [32, padded keys] of a block of queries.
+TG_INLINE void multiply_keys(const Attention &form, const Bf16 *query, const Bf16 *keys, int64_t padded, bool both,
+                             float *scores) {
+  const int64_t chunks = form.padded_dim / 32, stride = form.padded_dim * 2;
+  memory_fence();
+  for (int64_t key = 0; key < padded; key += 32, keys += 2 * chunks * kTile) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t c = 0; c < chunks; c++) {
+      _tile_loadd(4, query + c * 32, stride);
+      _tile_loadd(6, keys + c * kTile, 64);
+      _tile_loadd(7, keys + (chunks + c) * kTile, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if (both) {
+        _tile_loadd(5, query + 16 * form.padded_dim + c * 32, stride);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, scores + key, kTileUnit * 4);
+    _tile_stored(1, scores + key + 16, kTileUnit * 4);
+    if (both) {
+      _tile_stored(2, scores + 16 * kTileUnit + key, kTileUnit * 4);
+      _tile_stored(3, scores + 16 * kTileUnit + key + 16, kTileUnit * 4);
+    }
+  }
+  memory_fence();
+}
+
+// out [32, padded_value] += weights [32, padded keys] * values.
+TG_INLINE void multiply_values(const Attention &form, const Bf16 *weights, const Bf16 *values, int64_t padded, bool both,
+                               float *out) {
+  const int64_t tiles = form.padded_value / 16, stride = form.padded_value * 4;
+  memory_fence();
+  for (int64_t tile = 0; tile < tiles; tile += 2) {
+    float *lower = out + 16 * form.padded_value + tile * 16;
+    _tile_loadd(0, out + tile * 16, stride);
+    _tile_loadd(1, out + tile * 16 + 16, stride);
+    if (both) {
+      _tile_loadd(2, lower, stride);
+      _tile_loadd(3, lower + 16, stride);
+    }
+    for (int64_t key = 0; key < padded; key += 32) {
+      const Bf16 *right = values + (key / 32 * tiles + tile) * kTile;
+      _tile_loadd(4, weights + key, kTileUnit * 2);
+      _tile_loadd(6, right, 64);
+      _tile_loadd(7, right + kTile, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if (both) {
+        _tile_loadd(5, weights + 16 * kTileUnit + key, kTileUnit * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, out + tile * 16, stride);
+    _tile_stored(1, out + tile * 16 + 16, stride);
+    if (both) {
+      _tile_stored(2, lower, stride);
+      _tile_stored(3, lower + 16, stride);
+    }
+  }
+  memory_fence();
+}
+
+// Whether a row of rows first to last of a task sees one of `count` keys from position `key` on.
+TG_INLINE bool sees(const Attention &form, const Task &task, int64_t first, int64_t last, int64_t key, int64_t count) {
+  const int64_t latest = task.start + (task.first + last) / form.share;
+  const int64_t earliest = task.start + (task.first + first) / form.share;
+  return key <= latest && (form.window == 0 || key + count > earliest - form.window + 1);
+}
+
+}  // namespace
+
+void attend_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                     int64_t first, int64_t last) {
+  const TileConfig config;
+  configure(config);
+  Bf16 *query = reinterpret_cast<Bf16 *>(space.query), *weights = reinterpret_cast<Bf16 *>(space.weights);
+  Bf16 *keys = reinterpret_cast<Bf16 *>(space.keys), *values = reinterpret_cast<Bf16 *>(space.values);
+  for (int64_t row = 0; row < round_up(task.count, kBlock); row++) {
+    Bf16 *to = query + row * form.padded_dim;
+    memset(to, 0, form.padded_dim * sizeof(Bf16));
+    if (row >= task.count) continue;
+    const int64_t at = task.first + row, head = task.kv_head * form.share + at % form.share;
+    memcpy(to, run.row<Bf16>(form.q, task.token + at / form.share) + head * form.head_dim, form.head_dim * sizeof(Bf16));
+  }
+  Rows walk(*form.group, task.segment, task.begin + first * kTileUnit);
+  for (int64_t unit = first; unit < last; unit++) {
+    const int64_t key = task.begin + unit * kTileUnit, count = least(kTileUnit, task.end - key);
+    const int64_t padded = round_up(count, 32);
+    int64_t rows[kTileUnit];
+    for (int64_t i = 0; i < count; i++) rows[i] = walk.next();
+    pack_keys(form, task, rows, count, keys);
+    pack_values(form, task, rows, count, values);
+    for (int64_t begin = 0; begin < task.count; begin += kBlock) {
+      const int64_t end = least(begin + kBlock, task.count);
+      const bool both = end - begin > 16;
+      if (!sees(form, task, begin, end - 1, key, count)) continue;
+      multiply_keys(form, query + begin * form.padded_dim, keys, padded, both, space.scores);
+      for (int64_t row = begin; row < end; row += kLanes) {
+        const int64_t from = (row - begin) * kTileUnit;
+        weigh<Bf16>(form, task, partial, row, least(kLanes, end - row), space.scores + from, weights + from, kTileUnit, key,
+                    count, padded);
+      }
+      multiply_values(form, weights, values, padded, both, partial.out + begin * form.padded_value);
+    }
+  }
+  _tile_release();
+}
+
+#else
+
+void attend_by_tiles(const Attention &, const Task &, const Run &, const Workspace &, const Partial &, int64_t, int64_t) {}
+
+#endif
+
+}  // namespace tg::TG_ISA

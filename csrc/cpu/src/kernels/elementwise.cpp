@@ -1,0 +1,140 @@
+// Number by number: activations, clamps, scalings.
+#include "rows.h"
+
+namespace tg::TG_ISA {
+namespace {
+
+constexpr int64_t kRun = 256;  // numbers of a row that one worker takes: rows are wide, and often there is only one
+
+TG_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
+
+// 1 - 2 / (e^2x + 1), and a series near 0, where that difference would lose digits.
+TG_INLINE Vec tanh(Vec x) {
+  const Vec square = x * x;
+  const Vec far = 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
+  Vec near = fma(square, splat(-17.0f / 315.0f), splat(2.0f / 15.0f));
+  near = fma(square, near, splat(-1.0f / 3.0f));
+  near = fma(square * x, near, x);
+  return square < 0.01f ? near : far;
+}
+
+template <int kind>
+TG_INLINE Vec activation(Vec x) {
+  if constexpr (kind == TG_SILU) return x * sigmoid(x);
+  if constexpr (kind == TG_GELU) {
+    Vec y;
+    for (int i = 0; i < kLanes; i++) y[i] = 0.5f * x[i] * erfcf(-0.70710678f * x[i]);
+    return y;
+  }
+  if constexpr (kind == TG_GELU_TANH) {
+    const Vec inner = 0.79788456f * fma(0.044715f * x, x * x, x);
+    // 0.5 * (1 + tanh(a)) is sigmoid(2a), which keeps its digits far to the left.
+    return x * sigmoid(2.0f * inner);
+  }
+  const Vec positive = x < 0.0f ? Vec{} : x;  // a NaN stays one
+  return kind == TG_RELU ? positive : positive * positive;
+}
+
+// Calls f(row, begin, end) for this worker's runs of columns.
+template <typename F>
+TG_INLINE void by_run(const Run &run, int64_t rows, int64_t width, const F &f) {
+  const int64_t runs = ceil_div(width, kRun);
+  const Share share = run.share(rows * runs);
+  for (int64_t i = share.begin; i < share.end; i++) {
+    const int64_t begin = i % runs * kRun;
+    f(i / runs, begin, least(begin + kRun, width));
+  }
+}
+
+template <typename T, int kind, bool gated>
+void activate_by(const tg_op &op, const Run &run) {
+  const int64_t x = op.args[TG_ACTIVATE_X], y = op.args[TG_ACTIVATE_Y], width = run.buffer(y).width;
+  const Vec limit = splat(static_cast<float>(op.numbers[TG_ACTIVATE_LIMIT]));
+  const Vec alpha = splat(static_cast<float>(op.numbers[TG_ACTIVATE_ALPHA]));
+  by_run(run, run.rows(y), width, [&](int64_t row, int64_t begin, int64_t end) {
+    const T *from = run.row<T>(x, row);
+    T *to = run.row<T>(y, row);
+    by_vector(begin, end, [&](int64_t i, int lanes) {
+      Vec gate = load_lanes(from + i, lanes);
+      if constexpr (kind == TG_CLAMPED_SILU) {
+        Vec up = load_lanes(from + width + i, lanes);
+        gate = gate > limit ? limit : gate;
+        up = up > limit ? limit : (up < -limit ? -limit : up);
+        gate = gate * sigmoid(alpha * gate) * (up + 1.0f);
+      } else {
+        gate = activation<kind>(gate);
+        if constexpr (gated) gate *= load_lanes(from + width + i, lanes);
+      }
+      store_lanes(to + i, gate, lanes);
+    });
+  });
+}
+
+template <typename T, bool gated>
+void activate_as(const tg_op &op, const Run &run) {
+  switch (op.args[TG_ACTIVATE_KIND]) {
+    case TG_SILU: return activate_by<T, TG_SILU, gated>(op, run);
+    case TG_GELU: return activate_by<T, TG_GELU, gated>(op, run);
+    case TG_GELU_TANH: return activate_by<T, TG_GELU_TANH, gated>(op, run);
+    case TG_RELU: return activate_by<T, TG_RELU, gated>(op, run);
+    case TG_RELU2: return activate_by<T, TG_RELU2, gated>(op, run);
+    default: return activate_by<T, TG_CLAMPED_SILU, true>(op, run);
+  }
+}
+
+template <bool gated>
+void activate_run(const tg_op &op, const Run &run) {
+  by_dtype(run.buffer(op.args[TG_ACTIVATE_Y]).dtype,
+           [&](auto t) { activate_as<typename decltype(t)::type, gated>(op, run); });
+}
+
+template <bool gated>
+const char *activate_check(const tg_op &op, const Shape &shape) {
+  const int64_t x = op.args[TG_ACTIVATE_X], y = op.args[TG_ACTIVATE_Y], kind = op.args[TG_ACTIVATE_KIND];
+  if (!shape.is_float(x) || !shape.is_float(y)) return "activate: x and y are not both buffers of float32 or bfloat16";
+  const tg_buffer &from = shape.buffers[x], &to = shape.buffers[y];
+  if (from.dtype != to.dtype || from.extent != to.extent) return "activate: x and y differ in dtype or extent";
+  if (from.width != (gated ? 2 : 1) * to.width) return "activate: the widths of x and y do not fit";
+  if (kind < TG_SILU || kind > (gated ? TG_CLAMPED_SILU : TG_RELU2)) return "activate: no such activation";
+  if (gated && from.address == to.address && from.address != nullptr && x != y) return "activate: y lies on x";
+  return nullptr;
+}
+
+template <typename F>
+TG_INLINE void change(const tg_op &op, const Run &run, const F &f) {
+  const int64_t x = op.args[TG_CHANGE_X];
+  by_dtype(run.buffer(x).dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    by_run(run, run.rows(x), run.buffer(x).width, [&](int64_t row, int64_t begin, int64_t end) {
+      T *values = run.row<T>(x, row);
+      by_vector(begin, end,
+                [&](int64_t i, int lanes) { store_lanes(values + i, f(load_lanes(values + i, lanes)), lanes); });
+    });
+  });
+}
+
+void clamp_run(const tg_op &op, const Run &run) {
+  const Vec low = splat(static_cast<float>(op.numbers[TG_CLAMP_LOW]));
+  const Vec high = splat(static_cast<float>(op.numbers[TG_CLAMP_HIGH]));
+  change(op, run, [&](Vec x) { return x > high ? high : (x < low ? low : x); });
+}
+
+void scale_run(const tg_op &op, const Run &run) {
+  const float factor = static_cast<float>(op.numbers[TG_SCALE_FACTOR]);
+  const float cap = static_cast<float>(op.numbers[TG_SCALE_CAP]);
+  if (cap == 0) return change(op, run, [&](Vec x) { return factor * x; });
+  change(op, run, [&](Vec x) { return cap * tanh(factor * x / cap); });
+}
+
+const char *change_check(const tg_op &op, const Shape &shape) {
+  return shape.is_float(op.args[TG_CHANGE_X]) ? nullptr : "clamp or scale: x is no buffer of float32 or bfloat16";
+}
+
+}  // namespace
+
+extern const Kernel activate = {activate_run<false>, activate_check<false>, nullptr};
+extern const Kernel activate_gated = {activate_run<true>, activate_check<true>, nullptr};
+extern const Kernel clamp = {clamp_run, change_check, nullptr};
+extern const Kernel scale = {scale_run, change_check, nullptr};
+
+}  // namespace tg::TG_ISA

@@ -1,0 +1,63 @@
+// y = x W^T (+ bias), for every form of weight: x is brought into the form of the product, and the panels of the weight are
+// shared out among the workers.
+#include "linear.h"
+
+namespace tg::TG_ISA {
+namespace {
+
+TG_INLINE const tg_weight *weight_of(const tg_op &op) { return reinterpret_cast<const tg_weight *>(op.args[0]); }
+
+void run_linear(const tg_op &op, const Run &run) {
+  const tg_weight *weight = weight_of(op);
+  const tg_buffer &x = run.buffer(op.args[2]), &y = run.buffer(op.args[3]);
+  const int64_t rows = run.rows(op.args[3]);
+  if (rows == 0) return;
+  const bool tiles = kTiles && rows >= kTileRows && weight->format != TG_WEIGHT_F32;
+  const Layout layout = layout_of(weight, rows);
+  // One row is prepared by each worker for itself: that takes less time than to meet.
+  const bool alone = rows == 1;
+  char *space = alone ? run.scratch : run.shared;
+  prepare_rows(weight, x, alone ? Share{0, 1} : run.share(rows), tiles, space, layout);
+  if (!alone) run.barrier();
+
+  Linear job = {};
+  job.weight = weight;
+  job.bias = reinterpret_cast<const float *>(op.args[1]);
+  job.y = static_cast<char *>(y.address);
+  job.y_bf16 = y.dtype == TG_BF16;
+  job.y_stride = y.stride * (job.y_bf16 ? 2 : 4);
+  job.rows = rows;
+  job.add = (op.flags & TG_ADD) != 0;
+  job.x.values = space;
+  job.x.row_bytes = layout.row_bytes;
+  job.x.scales = reinterpret_cast<const float *>(space + layout.values);
+  job.x.sums = reinterpret_cast<const int32_t *>(space + layout.values + layout.scales);
+  job.panels = run.share(weight->panels);
+  if (tiles) {
+    multiply_tiles(job, run.scratch);
+  } else {
+    multiply_rows(job);
+  }
+}
+
+const char *check_linear(const tg_op &op, const Shape &shape) {
+  if (op.args[0] == 0) return "it has no weight";
+  const tg_weight *weight = weight_of(op);
+  if (!shape.is_float(op.args[2]) || !shape.is_float(op.args[3])) return "x and y are float32 or bfloat16 buffers";
+  const tg_buffer &x = shape.buffers[op.args[2]], &y = shape.buffers[op.args[3]];
+  if (x.width != weight->ins || y.width != weight->outs) return "the widths of x and y are not those of the weight";
+  if (x.extent != y.extent) return "x and y have different rows";
+  return nullptr;
+}
+
+Scratch scratch_linear(const tg_op &op, const Shape &shape) {
+  const tg_weight *weight = weight_of(op);
+  const int64_t rows = shape.max_rows(op.args[3]);
+  return {layout_of(weight, rows).bytes, most(layout_of(weight, 1).bytes, tile_scratch(weight, rows))};
+}
+
+}  // namespace
+
+const Kernel linear = {run_linear, check_linear, scratch_linear};
+
+}  // namespace tg::TG_ISA

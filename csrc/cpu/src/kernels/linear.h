@@ -1,0 +1,100 @@
+// What the parts of the linear kernel share.
+#pragma once
+
+#include "../simd.h"
+
+namespace tg::TG_ISA {
+
+#if defined(__AMX_TILE__)
+constexpr bool kTiles = true;
+#else
+constexpr bool kTiles = false;
+#endif
+// From so many rows on, products go through tiles.
+constexpr int64_t kTileRows = 2;
+constexpr int kParts = kPanel / kLanes;  // vectors of floats in a panel's 16 sums
+
+// x, ready to be multiplied: in the type of the product, its rows padded as those of the weight.
+struct Prepared {
+  const char *values;   // row after row, or in tiles: [row / 16][column of 64 bytes][16][64 bytes]
+  int64_t row_bytes;    // of a row, in either form
+  const float *scales;  // int8: [rows]; groups: [rows, groups]
+  const int32_t *sums;  // likewise: the sum of the quantized values, times the offset of the weight's
+};
+
+// One linear operation on one worker.
+struct Linear {
+  const tg_weight *weight;
+  const float *bias;  // may be null
+  char *y;
+  int64_t y_stride;  // bytes
+  int64_t rows;
+  bool y_bf16, add;
+  Prepared x;
+  Share panels;  // this worker's
+};
+
+TG_INLINE bool has_groups(const tg_weight *weight) { return weight->groups != 0; }
+
+// Adds bias and y to a panel's sums, rounds once, and stores.
+template <typename Y>
+TG_INLINE void emit_as(const Linear &job, int64_t row, int64_t panel, const Vec *sums) {
+  const int64_t first = panel * kPanel, count = least(kPanel, job.weight->outs - first);
+  Y *y = reinterpret_cast<Y *>(job.y + row * job.y_stride) + first;
+  for (int part = 0; part < kParts; part++) {
+    const int64_t at = part * kLanes, left = count - at;
+    Vec value = sums[part];
+    if (left >= kLanes) {
+      if (job.bias != nullptr) value = value + load(job.bias + first + at);
+      if (job.add) value = value + load(y + at);
+      store(y + at, value);
+    } else if (left > 0) {
+      if (job.bias != nullptr) value = value + load_part(job.bias + first + at, left);
+      if (job.add) value = value + load_part(y + at, left);
+      store_part(y + at, value, left);
+    }
+  }
+}
+
+TG_INLINE void emit(const Linear &job, int64_t row, int64_t panel, const Vec *sums) {
+  if (job.y_bf16) {
+    emit_as<Bf16>(job, row, panel, sums);
+  } else {
+    emit_as<float>(job, row, panel, sums);
+  }
+}
+
+// A group's 16 scales.
+TG_INLINE void load_scales(const tg_weight *weight, int64_t panel, int64_t group, Vec *scales) {
+  const uint8_t *end = weight->values + (panel + 1) * weight->panel_bytes;
+  const uint8_t *from = end - (weight->groups - group) * (kPanel * 2);
+#if defined(__AVX512F__)
+  scales[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+#elif defined(__AVX2__)
+  for (int part = 0; part < 2; part++) {
+    scales[part] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + part * 16)));
+  }
+#else
+  for (int part = 0; part < kParts; part++) {
+    HVec halves;
+    memcpy(&halves, from + part * kLanes * 2, sizeof halves);
+    const UVec bits = __builtin_convertvector(halves, UVec);
+    // The fraction and exponent, moved to where float32 has them, are 2^-112 of the number, subnormal ones too.
+    const Vec size = cast<Vec>((bits & 0x7fff) << 13) * 5.192296858534828e33f;
+    scales[part] = cast<Vec>(cast<UVec>(size) | (bits & 0x8000) << 16);
+  }
+#endif
+}
+
+// Brings rows of x into form; the caller sees to it that all rows are ready before they are multiplied. (linear_prepare.cpp)
+struct Layout {
+  int64_t row_bytes, values, scales, bytes;  // bytes of a prepared row; where the scales begin; all together
+};
+Layout layout_of(const tg_weight *weight, int64_t rows);
+void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, bool tiles, char *to, const Layout &layout);
+
+void multiply_rows(const Linear &job);   // linear_vector.cpp
+void multiply_tiles(const Linear &job, char *scratch);  // linear_tile.cpp
+int64_t tile_scratch(const tg_weight *weight, int64_t rows);
+
+}  // namespace tg::TG_ISA

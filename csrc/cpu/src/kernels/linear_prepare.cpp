@@ -1,0 +1,119 @@
+// x in the form of the product: rounded to bfloat16, quantized to eight bits, or as it is.
+#include "linear.h"
+
+namespace tg::TG_ISA {
+namespace {
+
+// Without the products of AVX-512, bfloat16 is multiplied as float32, and AVX2 multiplies 16-bit integers.
+#if defined(__AVX512F__)
+using FloatUnit = Bf16;
+using IntUnit = int8_t;
+#elif defined(__AVX2__)
+using FloatUnit = float;
+using IntUnit = int16_t;
+#else
+using FloatUnit = float;
+using IntUnit = int8_t;
+#endif
+typedef IntUnit IntUnits __attribute__((vector_size(kLanes * sizeof(IntUnit))));
+
+int64_t unit_bytes(int32_t format) {
+  if (format == TG_WEIGHT_F32) return 4;
+  return format == TG_WEIGHT_BF16 ? sizeof(FloatUnit) : sizeof(IntUnit);
+}
+
+// Where a row's bytes lie.
+struct Row {
+  char *base;
+  bool tiles;
+
+  Row(char *values, int64_t row, int64_t row_bytes, bool tiles)
+      : base(tiles ? values + row / 16 * 16 * row_bytes + row % 16 * 64 : values + row * row_bytes), tiles(tiles) {}
+  // `offset`, and what is written there, lie within one run of 64 bytes.
+  TG_INLINE char *at(int64_t offset) const { return tiles ? base + offset / 64 * 1024 + offset % 64 : base + offset; }
+};
+
+template <typename X>
+TG_INLINE Vec load_some(const X *x, int64_t left) {
+  return left >= kLanes ? load(x) : left > 0 ? load_part(x, left) : Vec{};
+}
+
+template <typename To, typename X>
+void round_row(const X *x, int64_t ins, int64_t padded, const Row &to) {
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    const Vec v = load_some(x + i, ins - i);
+    if constexpr (sizeof(To) == 2) {
+      store(reinterpret_cast<Bf16 *>(to.at(i * 2)), v);
+    } else {
+      const HVec h = to_bf16(v);
+      store(reinterpret_cast<float *>(to.at(i * 4)), load(reinterpret_cast<const Bf16 *>(&h)));
+    }
+  }
+}
+
+template <typename X>
+void copy_row(const X *x, int64_t ins, const Row &to) {
+  float *values = reinterpret_cast<float *>(to.base);
+  int64_t i = 0;
+  for (; i + kLanes <= ins; i += kLanes) store(values + i, load(x + i));
+  if (i < ins) store_part(values + i, load_part(x + i, ins - i), ins - i);
+}
+
+// Quantizes x[0, count) and writes zeros up to `padded`.
+template <typename X>
+void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t offset, int32_t zero, float *scale, int32_t *sum) {
+  Vec top = {};
+  for (int64_t i = 0; i < count; i += kLanes) top = max(top, abs(load_some(x + i, count - i)));
+  const float amax = largest(top);
+  const Vec inverse = splat(amax > 0 ? 127.0f / amax : 0.0f);
+  IVec total = {};
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    const IVec q = __builtin_convertvector(round(load_some(x + i, count - i) * inverse), IVec);
+    total += q;
+    const IntUnits units = __builtin_convertvector(q, IntUnits);
+    memcpy(to.at((offset + i) * static_cast<int64_t>(sizeof(IntUnit))), &units, sizeof units);
+  }
+  int32_t whole = 0;
+  for (int i = 0; i < kLanes; i++) whole += total[i];
+  *scale = amax / 127.0f;
+  *sum = whole * zero;
+}
+
+template <typename X>
+void prepare_row(const tg_weight *weight, const X *x, int64_t row, bool tiles, char *to, const Layout &layout) {
+  const Row place(to, row, layout.row_bytes, tiles);
+  if (weight->format == TG_WEIGHT_F32) return copy_row(x, weight->ins, place);
+  if (weight->format == TG_WEIGHT_BF16) return round_row<FloatUnit>(x, weight->ins, weight->padded, place);
+  float *scales = reinterpret_cast<float *>(to + layout.values);
+  int32_t *sums = reinterpret_cast<int32_t *>(to + layout.values + layout.scales);
+  const int32_t zero = weight->format == TG_WEIGHT_INT4_GROUPS ? 8 : 128;
+  if (weight->groups == 0) return quantize(x, weight->ins, weight->padded, place, 0, zero, scales + row, sums + row);
+  for (int64_t g = 0; g < weight->groups; g++) {
+    const int64_t at = g * weight->group, index = row * weight->groups + g;
+    quantize(x + at, weight->group, weight->group, place, at, zero, scales + index, sums + index);
+  }
+}
+
+}  // namespace
+
+Layout layout_of(const tg_weight *weight, int64_t rows) {
+  Layout layout;
+  layout.row_bytes = round_up(weight->padded * unit_bytes(weight->format), 64);
+  layout.values = layout.row_bytes * round_up(rows, rows == 1 ? 1 : 16);
+  const bool integer = weight->format >= TG_WEIGHT_INT8;
+  layout.scales = integer ? round_up(rows * most(weight->groups, 1) * 4, 64) : 0;
+  layout.bytes = layout.values + 2 * layout.scales;
+  return layout;
+}
+
+void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, bool tiles, char *to, const Layout &layout) {
+  for (int64_t row = rows.begin; row < rows.end; row++) {
+    if (x.dtype == TG_BF16) {
+      prepare_row(weight, static_cast<const Bf16 *>(x.address) + row * x.stride, row, tiles, to, layout);
+    } else {
+      prepare_row(weight, static_cast<const float *>(x.address) + row * x.stride, row, tiles, to, layout);
+    }
+  }
+}
+
+}  // namespace tg::TG_ISA

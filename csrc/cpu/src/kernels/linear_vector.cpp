@@ -1,0 +1,280 @@
+// Products by vectors: one row, or a few at a time. Several panels of the weight are read side by side, since one stream of
+// reads does not reach the bandwidth of the memory.
+#include "linear.h"
+
+namespace tg::TG_ISA {
+namespace {
+
+// The vector products. A step takes 64 bytes of the weight, the same inputs of 16 outputs, and a unit of x.
+struct Floats {
+  static constexpr int kUnit = 4;    // bytes of x in a step
+  static constexpr bool kInteger = false;
+  struct Acc {
+    Vec part[kParts];
+  };
+  TG_INLINE static Acc start(int32_t) { return {}; }
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
+    for (int part = 0; part < kParts; part++) sums[part] = acc.part[part];
+  }
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    float unit;
+    memcpy(&unit, x, 4);
+    for (int part = 0; part < kParts; part++) {
+      acc.part[part] = fma(splat(unit), load(reinterpret_cast<const float *>(weight) + part * kLanes), acc.part[part]);
+    }
+  }
+};
+
+#if defined(__AVX512F__)
+struct Bf16s : Floats {
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    int32_t unit;
+    memcpy(&unit, x, 4);
+    acc.part[0] = _mm512_dpbf16_ps(acc.part[0], cast<__m512bh>(_mm512_set1_epi32(unit)),
+                                   cast<__m512bh>(_mm512_loadu_si512(weight)));
+  }
+};
+
+struct Bytes {
+  static constexpr int kUnit = 4;
+  static constexpr bool kInteger = true;
+  struct Acc {
+    __m512i sum;
+  };
+  TG_INLINE static Acc start(int32_t offset) { return {_mm512_set1_epi32(-offset)}; }
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) { sums[0] = _mm512_cvtepi32_ps(acc.sum); }
+  TG_INLINE static void dot(Acc &acc, __m512i weight, const char *x) {
+    int32_t unit;
+    memcpy(&unit, x, 4);
+    acc.sum = _mm512_dpbusd_epi32(acc.sum, weight, _mm512_set1_epi32(unit));
+  }
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) { dot(acc, _mm512_loadu_si512(weight), x); }
+};
+
+struct Nibbles : Bytes {
+  static constexpr int kUnit = 8;
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    const __m512i both = _mm512_loadu_si512(weight), low = _mm512_set1_epi8(15);
+    dot(acc, _mm512_and_si512(both, low), x);
+    dot(acc, _mm512_and_si512(_mm512_srli_epi16(both, 4), low), x + 4);
+  }
+};
+#else
+struct Bf16s : Floats {
+  static constexpr int kUnit = 8;  // two floats
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    float first, second;
+    memcpy(&first, x, 4);
+    memcpy(&second, x + 4, 4);
+    for (int part = 0; part < kParts; part++) {
+      UVec both;
+      memcpy(&both, weight + part * kLanes * 4, sizeof both);
+      acc.part[part] = fma(splat(first), cast<Vec>(both << 16), acc.part[part]);
+      acc.part[part] = fma(splat(second), cast<Vec>(both & 0xffff0000u), acc.part[part]);
+    }
+  }
+};
+#endif
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Bytes {
+  static constexpr int kUnit = 8;  // four 16-bit numbers
+  static constexpr bool kInteger = true;
+  struct Acc {
+    __m256i pairs[4];  // of four outputs each: the sums of two inputs beside those of the other two
+  };
+  TG_INLINE static Acc start(int32_t offset) {
+    const __m256i first = _mm256_set1_epi64x(static_cast<uint32_t>(-offset));
+    return {{first, first, first, first}};
+  }
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
+    for (int part = 0; part < 2; part++) {
+      const __m256i mixed = _mm256_hadd_epi32(acc.pairs[2 * part], acc.pairs[2 * part + 1]);
+      sums[part] = _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xd8));
+    }
+  }
+  TG_INLINE static void dot(Acc &acc, int quarter, __m128i weight, const char *x) {
+    int64_t unit;
+    memcpy(&unit, x, 8);
+    const __m256i products = _mm256_madd_epi16(_mm256_cvtepu8_epi16(weight), _mm256_set1_epi64x(unit));
+    acc.pairs[quarter] = _mm256_add_epi32(acc.pairs[quarter], products);
+  }
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    for (int i = 0; i < 4; i++) dot(acc, i, _mm_loadu_si128(reinterpret_cast<const __m128i *>(weight + i * 16)), x);
+  }
+};
+
+struct Nibbles : Bytes {
+  static constexpr int kUnit = 16;
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    const __m128i low = _mm_set1_epi8(15);
+    for (int i = 0; i < 4; i++) {
+      const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i *>(weight + i * 16));
+      dot(acc, i, _mm_and_si128(both, low), x);
+      dot(acc, i, _mm_and_si128(_mm_srli_epi16(both, 4), low), x + 8);
+    }
+  }
+};
+#elif !defined(__AVX2__)
+struct Bytes {
+  static constexpr int kUnit = 4;
+  static constexpr bool kInteger = true;
+  struct Acc {
+    int32_t sum[kPanel];
+  };
+  TG_INLINE static Acc start(int32_t offset) {
+    Acc acc;
+    for (int o = 0; o < kPanel; o++) acc.sum[o] = -offset;
+    return acc;
+  }
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
+    for (int o = 0; o < kPanel; o++) sums[o / kLanes][o % kLanes] = static_cast<float>(acc.sum[o]);
+  }
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    for (int o = 0; o < kPanel; o++) {
+      for (int i = 0; i < 4; i++) acc.sum[o] += weight[o * 4 + i] * static_cast<int8_t>(x[i]);
+    }
+  }
+};
+
+struct Nibbles : Bytes {
+  static constexpr int kUnit = 8;
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    for (int o = 0; o < kPanel; o++) {
+      for (int i = 0; i < 4; i++) {
+        acc.sum[o] += (weight[o * 4 + i] & 15) * static_cast<int8_t>(x[i]);
+        acc.sum[o] += (weight[o * 4 + i] >> 4) * static_cast<int8_t>(x[4 + i]);
+      }
+    }
+  }
+};
+#endif
+
+// How far ahead of a single row's products the weight is asked for: some bytes of each stream.
+constexpr int64_t kAhead = 1024;
+
+// acc[r][s] += `steps` steps of row r of x and stream s of the weight.
+template <typename Dot, int kRows, int kStreams>
+TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const uint8_t *const (&weight)[kStreams], const char *x,
+                        int64_t x_stride, int64_t steps) {
+  for (int64_t i = 0; i < steps; i++) {
+#pragma GCC unroll 8
+    for (int s = 0; s < kStreams; s++) {
+      if constexpr (kRows == 1) __builtin_prefetch(weight[s] + i * 64 + kAhead, 0, 3);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) Dot::step(acc[r][s], weight[s] + i * 64, x + r * x_stride + i * Dot::kUnit);
+    }
+  }
+}
+
+// The sums of kRows rows from `row` on and of the panels panel, panel + apart, ...
+template <typename Dot, int kRows, int kStreams>
+void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
+  const tg_weight *weight = job.weight;
+  const uint8_t *from[kStreams];
+  for (int s = 0; s < kStreams; s++) from[s] = weight->values + (panel + s * apart) * weight->panel_bytes;
+  const char *x = job.x.values + row * job.x.row_bytes;
+  typename Dot::Acc acc[kRows][kStreams];
+  if (!has_groups(weight)) {
+    for (int r = 0; r < kRows; r++) {
+      for (int s = 0; s < kStreams; s++) acc[r][s] = Dot::start(Dot::kInteger ? job.x.sums[row + r] : 0);
+    }
+    const int64_t bytes = weight->panel_bytes;
+    multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, bytes / 64);
+    for (int r = 0; r < kRows; r++) {
+      for (int s = 0; s < kStreams; s++) {
+        Vec sums[kParts];
+        Dot::finish(acc[r][s], sums);
+        const int64_t at = panel + s * apart;
+        for (int part = 0; Dot::kInteger && part < kParts; part++) {
+          sums[part] = sums[part] * (load(weight->scales + at * kPanel + part * kLanes) * job.x.scales[row + r]);
+        }
+        emit(job, row + r, at, sums);
+      }
+    }
+    return;
+  }
+  if constexpr (Dot::kInteger) {
+    Vec sums[kRows][kStreams][kParts] = {};
+    const bool nibbles = weight->format == TG_WEIGHT_INT4_GROUPS;
+    const int64_t steps = weight->group / (nibbles ? 8 : 4);
+    for (int64_t g = 0; g < weight->groups; g++) {
+      for (int r = 0; r < kRows; r++) {
+        for (int s = 0; s < kStreams; s++) acc[r][s] = Dot::start(job.x.sums[(row + r) * weight->groups + g]);
+      }
+      multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, steps);
+#pragma GCC unroll 8
+      for (int s = 0; s < kStreams; s++) {
+        Vec scales[kParts];
+        load_scales(weight, panel + s * apart, g, scales);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; r++) {
+          Vec dots[kParts];
+          Dot::finish(acc[r][s], dots);
+          for (int part = 0; part < kParts; part++) {
+            const Vec scale = scales[part] * job.x.scales[(row + r) * weight->groups + g];
+            sums[r][s][part] = fma(dots[part], scale, sums[r][s][part]);
+          }
+        }
+        from[s] += steps * 64;
+      }
+      x += steps * Dot::kUnit;
+    }
+    for (int r = 0; r < kRows; r++) {
+      for (int s = 0; s < kStreams; s++) emit(job, row + r, panel + s * apart, sums[r][s]);
+    }
+  }
+}
+
+// How many accumulators the registers hold.
+constexpr int kRoom = kLanes == 16 ? 16 : 4;
+
+template <typename Dot, int kRows, int kStreams>
+int64_t rows_by(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
+  for (; row + kRows <= job.rows; row += kRows) block<Dot, kRows, kStreams>(job, row, panel, apart);
+  return row;
+}
+
+// All rows times kStreams panels; the most rows at a time that the registers hold.
+template <typename Dot, int kStreams>
+void panels_at(const Linear &job, int64_t panel, int64_t apart) {
+  int64_t row = 0;
+  if constexpr (kStreams * 8 <= kRoom) row = rows_by<Dot, 8, kStreams>(job, row, panel, apart);
+  if constexpr (kStreams * 4 <= kRoom) row = rows_by<Dot, 4, kStreams>(job, row, panel, apart);
+  if constexpr (kStreams * 2 <= kRoom) row = rows_by<Dot, 2, kStreams>(job, row, panel, apart);
+  rows_by<Dot, 1, kStreams>(job, row, panel, apart);
+}
+
+template <typename Dot, int kStreams>
+int64_t streams_by(const Linear &job, int64_t begin) {
+  const int64_t apart = (job.panels.end - begin) / kStreams;
+  for (int64_t i = 0; i < apart; i++) panels_at<Dot, kStreams>(job, begin + i, apart);
+  return begin + apart * kStreams;
+}
+
+template <typename Dot>
+void multiply_by(const Linear &job) {
+  int64_t begin = job.panels.begin;
+  if constexpr (kLanes == 16) {
+    if (job.rows == 1) begin = streams_by<Dot, 8>(job, begin);
+    if (job.rows <= 4) begin = streams_by<Dot, 4>(job, begin);
+    begin = streams_by<Dot, 2>(job, begin);
+  } else {
+    if (job.rows == 1) begin = streams_by<Dot, 4>(job, begin);
+    if (job.rows <= 2) begin = streams_by<Dot, 2>(job, begin);
+  }
+  streams_by<Dot, 1>(job, begin);
+}
+
+}  // namespace
+
+void multiply_rows(const Linear &job) {
+  switch (job.weight->format) {
+    case TG_WEIGHT_F32: return multiply_by<Floats>(job);
+    case TG_WEIGHT_BF16: return multiply_by<Bf16s>(job);
+    case TG_WEIGHT_INT4_GROUPS: return multiply_by<Nibbles>(job);
+    default: return multiply_by<Bytes>(job);
+  }
+}
+
+}  // namespace tg::TG_ISA

@@ -1,0 +1,148 @@
+// Rows of the hidden state: looked up, gathered, normed, added.
+#include "rows.h"
+
+namespace tg::TG_ISA {
+namespace {
+
+TG_INLINE int64_t within(int64_t index, int64_t count) { return index < 0 ? 0 : (index < count ? index : count - 1); }
+
+template <typename W, typename T>
+void embed_rows(const tg_op &op, const Run &run) {
+  const int64_t y = op.args[TG_EMBED_Y], width = run.buffer(y).width, rows = op.args[TG_EMBED_ROWS];
+  const W *table = address<const W>(op.args[TG_EMBED_TABLE]);
+  const int64_t *index = op.flags & TG_EMBED_BY_POSITION ? run.step->positions : run.step->ids;
+  const float factor = static_cast<float>(op.numbers[TG_EMBED_FACTOR]);
+  const bool add = op.flags & TG_ADD;
+  const Share share = run.share(run.step->tokens);
+  for (int64_t token = share.begin; token < share.end; token++) {
+    const W *from = table + within(index[token] + op.args[TG_EMBED_OFFSET], rows) * width;
+    T *to = run.row<T>(y, token);
+    by_vector(0, width, [&](int64_t i, int lanes) {
+      Vec v = load_lanes(from + i, lanes) * factor;
+      if (add) v += load_lanes(to + i, lanes);
+      store_lanes(to + i, v, lanes);
+    });
+  }
+}
+
+void embed_run(const tg_op &op, const Run &run) {
+  by_dtype(op.args[TG_EMBED_DTYPE], [&](auto w) {
+    by_dtype(run.buffer(op.args[TG_EMBED_Y]).dtype, [&](auto t) {
+      embed_rows<typename decltype(w)::type, typename decltype(t)::type>(op, run);
+    });
+  });
+}
+
+const char *embed_check(const tg_op &op, const Shape &shape) {
+  if (!shape.is_float(op.args[TG_EMBED_Y])) return "embed: y is no buffer of float32 or bfloat16";
+  if (op.args[TG_EMBED_TABLE] == 0 || op.args[TG_EMBED_ROWS] < 1) return "embed: the table is empty";
+  if (!is_float(op.args[TG_EMBED_DTYPE])) return "embed: the table is neither float32 nor bfloat16";
+  if (shape.buffers[op.args[TG_EMBED_Y]].extent != TG_TOKENS) return "embed: y has a row for each output, not for each token";
+  return nullptr;
+}
+
+void gather_run(const tg_op &op, const Run &run) {
+  const tg_buffer &y = run.buffer(op.args[TG_GATHER_Y]);
+  const int64_t bytes = y.width * (y.dtype == TG_BF16 ? 2 : 4);
+  const Share share = run.share(run.step->outputs);
+  for (int64_t i = share.begin; i < share.end; i++) {
+    const int64_t from = within(run.step->sampled[i], run.step->tokens);
+    if (y.dtype == TG_BF16) {
+      memcpy(run.row<Bf16>(op.args[TG_GATHER_Y], i), run.row<Bf16>(op.args[TG_GATHER_X], from), bytes);
+    } else {
+      memcpy(run.row<float>(op.args[TG_GATHER_Y], i), run.row<float>(op.args[TG_GATHER_X], from), bytes);
+    }
+  }
+}
+
+const char *gather_check(const tg_op &op, const Shape &shape) {
+  const int64_t x = op.args[TG_GATHER_X], y = op.args[TG_GATHER_Y];
+  if (!shape.is_float(x) || !shape.is_float(y)) return "gather: x and y are not both buffers of float32 or bfloat16";
+  if (shape.buffers[x].dtype != shape.buffers[y].dtype || shape.buffers[x].width != shape.buffers[y].width) {
+    return "gather: x and y differ in dtype or width";
+  }
+  if (shape.buffers[x].extent != TG_TOKENS || shape.buffers[y].extent != TG_OUTPUTS) {
+    return "gather: x is not by token, or y not by output";
+  }
+  return nullptr;
+}
+
+void norm_run(const tg_op &op, const Run &run) {
+  const tg_buffer &x = run.buffer(op.args[TG_NORM_X]);
+  const int64_t size = op.args[TG_NORM_SIZE] > 0 ? op.args[TG_NORM_SIZE] : x.width;
+  const int64_t units = x.width / size, weights = op.args[TG_NORM_UNITS];
+  const NormForm form = {{address<void>(op.args[TG_NORM_WEIGHT]), op.args[TG_NORM_WEIGHT_DTYPE]},
+                         {address<void>(op.args[TG_NORM_BIAS]), op.args[TG_NORM_BIAS_DTYPE]},
+                         static_cast<float>(op.numbers[TG_NORM_EPS]),
+                         (op.flags & TG_LAYER_NORM) != 0};
+  const Share share = run.share(run.rows(op.args[TG_NORM_X]) * units);
+  by_dtype(x.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    for (int64_t i = share.begin; i < share.end; i++) {
+      const int64_t row = i / units, unit = i % units;
+      const T *from = run.row<T>(op.args[TG_NORM_X], row) + unit * size;
+      norm_row(from, run.row<T>(op.args[TG_NORM_Y], row) + unit * size, size, form, weights > 1 ? unit * size : 0);
+    }
+  });
+}
+
+const char *norm_check(const tg_op &op, const Shape &shape) {
+  const int64_t x = op.args[TG_NORM_X], y = op.args[TG_NORM_Y], size = op.args[TG_NORM_SIZE];
+  if (!shape.is_float(x) || !shape.is_float(y)) return "norm: x and y are not both buffers of float32 or bfloat16";
+  const tg_buffer &from = shape.buffers[x], &to = shape.buffers[y];
+  if (from.dtype != to.dtype || from.width != to.width || from.extent != to.extent) return "norm: x and y differ";
+  if (size < 0 || (size > 0 && from.width % size != 0)) return "norm: the width is not a multiple of what is normed";
+  const int64_t units = op.args[TG_NORM_UNITS];
+  if (units > 1 && (size == 0 || units != from.width / size)) return "norm: the weight has too few rows or too many";
+  if (!is_parameter(op.args[TG_NORM_WEIGHT], op.args[TG_NORM_WEIGHT_DTYPE]) ||
+      !is_parameter(op.args[TG_NORM_BIAS], op.args[TG_NORM_BIAS_DTYPE])) {
+    return "norm: weight or bias is neither float32 nor bfloat16";
+  }
+  return nullptr;
+}
+
+void add_run(const tg_op &op, const Run &run) {
+  const tg_buffer &x = run.buffer(op.args[TG_ADD_X]);
+  const int64_t z = op.args[TG_ADD_Z];
+  const NormForm form = {{address<void>(op.args[TG_ADD_WEIGHT]), op.args[TG_ADD_WEIGHT_DTYPE]},
+                         {address<void>(op.args[TG_ADD_BIAS]), op.args[TG_ADD_BIAS_DTYPE]},
+                         static_cast<float>(op.numbers[TG_ADD_EPS]),
+                         (op.flags & TG_LAYER_NORM) != 0};
+  const float factor = static_cast<float>(op.numbers[TG_ADD_FACTOR]);
+  const Share share = run.share(run.rows(op.args[TG_ADD_X]));
+  by_dtype(x.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    for (int64_t row = share.begin; row < share.end; row++) {
+      T *to = run.row<T>(op.args[TG_ADD_X], row);
+      const T *from = run.row<T>(op.args[TG_ADD_Y], row);
+      by_vector(0, x.width, [&](int64_t i, int lanes) {
+        store_lanes(to + i, fma(load_lanes(from + i, lanes), splat(factor), load_lanes(to + i, lanes)), lanes);
+      });
+      if (z >= 0) norm_row(to, run.row<T>(z, row), x.width, form, 0);
+    }
+  });
+}
+
+const char *add_check(const tg_op &op, const Shape &shape) {
+  const int64_t x = op.args[TG_ADD_X], z = op.args[TG_ADD_Z];
+  const int64_t others[] = {op.args[TG_ADD_Y], z < 0 ? x : z};
+  for (const int64_t other : others) {
+    if (!shape.is_float(x) || !shape.is_float(other)) return "add: a buffer is neither float32 nor bfloat16";
+    const tg_buffer &a = shape.buffers[x], &b = shape.buffers[other];
+    if (a.dtype != b.dtype || a.width != b.width || a.extent != b.extent) return "add: the buffers differ";
+  }
+  if (!is_parameter(op.args[TG_ADD_WEIGHT], op.args[TG_ADD_WEIGHT_DTYPE]) ||
+      !is_parameter(op.args[TG_ADD_BIAS], op.args[TG_ADD_BIAS_DTYPE])) {
+    return "add: weight or bias is neither float32 nor bfloat16";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+extern const Kernel embed = {embed_run, embed_check, nullptr};
+extern const Kernel gather_rows = {gather_run, gather_check, nullptr};
+extern const Kernel norm = {norm_run, norm_check, nullptr};
+extern const Kernel add_rows = {add_run, add_check, nullptr};
+
+}  // namespace tg::TG_ISA

@@ -1,0 +1,111 @@
+// What kernels over rows of activations share: dtypes that are known only when a plan is made, norms of a row, checks.
+#pragma once
+
+#include "../simd.h"
+#include "textgen_cpu_kinds.h"
+
+namespace tg::TG_ISA {
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+// Calls f(Type<float>()) or f(Type<Bf16>()).
+template <typename F>
+TG_INLINE void by_dtype(int64_t dtype, const F &f) {
+  if (dtype == TG_BF16) {
+    f(Type<Bf16>());
+  } else {
+    f(Type<float>());
+  }
+}
+
+template <typename T>
+TG_INLINE T *address(int64_t argument) {
+  return reinterpret_cast<T *>(static_cast<intptr_t>(argument));
+}
+
+TG_INLINE bool is_float(int64_t dtype) { return dtype == TG_F32 || dtype == TG_BF16; }
+
+// Calls f(i, lanes) for each vector of a row: lanes is kLanes but for the last.
+template <typename F>
+TG_INLINE void by_vector(int64_t begin, int64_t end, const F &f) {
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) f(i, kLanes);
+  if (i < end) f(i, static_cast<int>(end - i));
+}
+template <typename T>
+TG_INLINE Vec load_lanes(const T *from, int lanes) {
+  return lanes == kLanes ? load(from) : load_part(from, lanes);
+}
+template <typename T>
+TG_INLINE void store_lanes(T *to, Vec v, int lanes) {
+  if (lanes == kLanes) {
+    store(to, v);
+  } else {
+    store_part(to, v, lanes);
+  }
+}
+
+// 0, 1, 2, ...
+TG_INLINE IVec lane_index() {
+  IVec index;
+  for (int i = 0; i < kLanes; i++) index[i] = i;
+  return index;
+}
+
+// A weight or bias of a norm, or none.
+struct Parameter {
+  const void *values;
+  int64_t dtype;
+
+  TG_INLINE Vec at(int64_t i, int lanes) const {
+    return dtype == TG_BF16 ? load_lanes(static_cast<const Bf16 *>(values) + i, lanes)
+                            : load_lanes(static_cast<const float *>(values) + i, lanes);
+  }
+};
+
+struct NormForm {
+  Parameter weight, bias;
+  float eps;
+  bool centred;  // the mean is taken off
+};
+
+// y = norm(x) * weight + bias; the parameters begin `first` numbers in.
+template <typename T>
+TG_INLINE void norm_row(const T *x, T *y, int64_t size, const NormForm &form, int64_t first) {
+  Vec total[2] = {};
+  float mean = 0;
+  if (form.centred) {
+    by_vector(0, size, [&](int64_t i, int lanes) { total[0] += load_lanes(x + i, lanes); });
+    mean = sum(total[0]) / size;
+    total[0] = Vec{};
+    by_vector(0, size, [&](int64_t i, int lanes) {
+      const Vec off = lane_index() < lanes ? load_lanes(x + i, lanes) - mean : Vec{};
+      total[0] = fma(off, off, total[0]);
+    });
+  } else {
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+      const Vec a = load(x + i), b = load(x + i + kLanes);
+      total[0] = fma(a, a, total[0]);
+      total[1] = fma(b, b, total[1]);
+    }
+    by_vector(i, size, [&](int64_t at, int lanes) {
+      const Vec a = load_lanes(x + at, lanes);
+      total[0] = fma(a, a, total[0]);
+    });
+  }
+  const float factor = 1.0f / __builtin_sqrtf(sum(total[0] + total[1]) / size + form.eps);
+  by_vector(0, size, [&](int64_t i, int lanes) {
+    Vec v = (load_lanes(x + i, lanes) - mean) * factor;
+    if (form.weight.values != nullptr) v *= form.weight.at(first + i, lanes);
+    if (form.bias.values != nullptr) v += form.bias.at(first + i, lanes);
+    store_lanes(y + i, v, lanes);
+  });
+}
+
+TG_INLINE bool is_parameter(int64_t values, int64_t dtype) { return values == 0 || is_float(dtype); }
+
+}  // namespace tg::TG_ISA

@@ -1,0 +1,166 @@
+// A vector of floats of the instruction set that is compiled for, so that an elementwise kernel is written once.
+//
+// `Vec` is a vector of the compiler (GCC, Clang): + - * / and comparisons work on it, and a condition ? a : b chooses by lane.
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#include "kernel.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace tg::TG_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IVec __attribute__((vector_size(kLanes * 4)));  // also what a comparison of two Vec gives
+typedef uint32_t UVec __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t HVec __attribute__((vector_size(kLanes * 2)));
+
+// A bfloat16 in memory.
+struct Bf16 {
+  uint16_t bits;
+};
+
+template <typename To, typename From>
+TG_INLINE To cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+TG_INLINE float to_float(float x) { return x; }
+TG_INLINE float to_float(Bf16 x) { return cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+// Rounds to the nearest, ties to even; a NaN stays one.
+TG_INLINE uint16_t bf16_bits(float x) {
+  const uint32_t bits = cast<uint32_t>(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+TG_INLINE void put(float *to, float x) { *to = x; }
+TG_INLINE void put(Bf16 *to, float x) { to->bits = bf16_bits(x); }
+// x as it is once stored as T.
+template <typename T>
+TG_INLINE float rounded(float x) {
+  T stored;
+  put(&stored, x);
+  return to_float(stored);
+}
+
+TG_INLINE Vec splat(float x) { return x - Vec{}; }
+
+TG_INLINE Vec load(const float *from) {
+  Vec v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+TG_INLINE Vec load(const Bf16 *from) {
+  HVec h;
+  memcpy(&h, from, sizeof h);
+  return cast<Vec>(__builtin_convertvector(h, UVec) << 16);
+}
+TG_INLINE void store(float *to, Vec v) { memcpy(to, &v, sizeof v); }
+TG_INLINE HVec to_bf16(Vec v) {
+#if defined(__AVX512BF16__)
+  return cast<HVec>(_mm512_cvtneps_pbh(v));
+#else
+  const UVec bits = cast<UVec>(v);
+  const UVec even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector(v == v ? even : (bits >> 16) | 0x40, HVec);
+#endif
+}
+TG_INLINE void store(Bf16 *to, Vec v) {
+  const HVec h = to_bf16(v);
+  memcpy(to, &h, sizeof h);
+}
+// The first `count` numbers, fewer than kLanes; the others are 0 and are not read.
+template <typename T>
+TG_INLINE Vec load_part(const T *from, int64_t count) {
+  T part[kLanes] = {};
+  for (int64_t i = 0; i < count; i++) part[i] = from[i];
+  return load(part);
+}
+template <typename T>
+TG_INLINE void store_part(T *to, Vec v, int64_t count) {
+  T part[kLanes];
+  store(part, v);
+  for (int64_t i = 0; i < count; i++) to[i] = part[i];
+}
+
+// a * b + c
+TG_INLINE Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+TG_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+TG_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
+TG_INLINE Vec abs(Vec a) { return cast<Vec>(cast<UVec>(a) & 0x7fffffff); }
+TG_INLINE Vec sqrt(Vec a) {
+#if defined(__AVX512F__)
+  return _mm512_sqrt_ps(a);
+#elif defined(__AVX2__)
+  return _mm256_sqrt_ps(a);
+#else
+  for (int i = 0; i < kLanes; i++) a[i] = __builtin_sqrtf(a[i]);
+  return a;
+#endif
+}
+// To the nearest whole number, ties to even; |a| < 2^22.
+TG_INLINE Vec round(Vec a) {
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23
+  return (a + magic) - magic;
+}
+
+// e^a, within 2 units in the last place; 0 below -87.3, infinite above 88.7.
+TG_INLINE Vec exp(Vec a) {
+  const Vec x = max(min(a, splat(89.0f)), splat(-88.0f));
+  const Vec n = round(x * 1.44269504088896341f);
+  Vec r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  Vec p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + 1.0f);
+  // In two factors, so that neither leaves the range of exponents.
+  const IVec whole = __builtin_convertvector(n, IVec);
+  const IVec half = whole >> 1;
+  const Vec y = p * cast<Vec>((half + 127) << 23) * cast<Vec>((whole - half + 127) << 23);
+  return a < -87.33f ? Vec{} : (a != a ? a : y);
+}
+
+TG_INLINE float sum(Vec a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(a);
+#else
+  float total = 0;
+  for (int i = 0; i < kLanes; i++) total += a[i];
+  return total;
+#endif
+}
+TG_INLINE float largest(Vec a) {
+  float top = a[0];
+  for (int i = 1; i < kLanes; i++) top = a[i] > top ? a[i] : top;
+  return top;
+}
+
+}  // namespace tg::TG_ISA

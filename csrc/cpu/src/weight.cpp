@@ -1,0 +1,232 @@
+// How weights are packed. Sixteen outputs lie side by side (a panel), and inputs follow each other in units of four bytes, so
+// that one vector of 64 bytes has one unit of each of the 16 outputs: it multiplies a broadcast unit of x without any sum across
+// lanes, and 16 such vectors are a tile of AMX.
+//
+//   float32      [panel][in][16]
+//   bfloat16     [panel][in / 2][16][2]         ins rounded up to 32
+//   int8         [panel][in / 4][16][4]         ins rounded up to 64; value + 128
+//   int8 groups  as int8, then [group][16] float16 behind each panel
+//   int4 groups  [panel][in / 8][16][4]         value + 8; the low nibbles are the unit of four inputs, the high ones the next
+//
+// Integers are stored without sign, and x, quantized, has one: the products of VNNI and AMX take them so, and the offset is
+// taken off again by the sum of x, which is known for each row.
+#include "weight.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "pool.h"
+
+namespace tg {
+namespace {
+
+bool is_integer(int32_t format) { return format >= TG_WEIGHT_INT8 && format <= TG_WEIGHT_INT4_GROUPS; }
+bool has_groups(int32_t format) { return format == TG_WEIGHT_INT8_GROUPS || format == TG_WEIGHT_INT4_GROUPS; }
+
+constexpr int64_t kHugePage = 2 << 20;
+constexpr int64_t kMost = int64_t{1} << 31;
+
+template <typename T>
+T bits_of(float x) {
+  T bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+uint16_t bf16_of(float x) {
+  const uint32_t bits = bits_of<uint32_t>(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// To the nearest, ties to even; beyond the range infinite.
+uint16_t f16_of(float x) {
+  const uint32_t bits = bits_of<uint32_t>(x);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const uint32_t size = bits & 0x7fffffff;
+  if (size > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (size >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
+  if (size < 0x38800000) {  // below the smallest normal: a multiple of 2^-24
+    const float units = float_of(size) + 0.5f;  // the last bit of 0.5's fraction is 2^-24
+    return static_cast<uint16_t>(sign | (bits_of<uint32_t>(units) - 0x3f000000));
+  }
+  return static_cast<uint16_t>(sign | ((size + 0xfff + ((size >> 13) & 1) - 0x38000000) >> 13));
+}
+
+float float_of_f16(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t exponent = (half >> 10) & 31, fraction = half & 1023;
+  if (exponent == 31) return float_of(sign | 0x7f800000 | (fraction << 13));
+  if (exponent != 0) return float_of(sign | ((exponent + 112) << 23) | (fraction << 13));
+  const float size = static_cast<float>(fraction) * 5.9604644775390625e-8f;
+  return sign != 0 ? -size : size;
+}
+
+float float_at(const tg_rows *rows, int64_t index) {
+  if (rows->dtype == TG_F32) return static_cast<const float *>(rows->values)[index];
+  const uint16_t bits = static_cast<const uint16_t *>(rows->values)[index];
+  return rows->dtype == TG_BF16 ? float_of(static_cast<uint32_t>(bits) << 16) : float_of_f16(bits);
+}
+
+// Where the units of four bytes of an output begin; the next one is a vector of 64 bytes away.
+uint8_t *lane_of(uint8_t *panel, int64_t lane) { return panel + lane * 4; }
+
+// Units of four bytes, with the bits of `flip` turned over. A row that ends within one is filled up with zeros.
+void pack_units(uint8_t *to, const uint8_t *from, int64_t bytes, uint32_t flip) {
+  int64_t i = 0;
+  uint32_t unit = 0;
+  for (; i + 4 <= bytes; i += 4, to += 64) {
+    memcpy(&unit, from + i, 4);
+    unit ^= flip;
+    memcpy(to, &unit, 4);
+  }
+  if (i == bytes) return;
+  unit = 0;
+  memcpy(&unit, from + i, bytes - i);
+  unit ^= flip;
+  memcpy(to, &unit, 4);
+}
+
+void pack_floats(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_t row) {
+  const bool wide = weight->format == TG_WEIGHT_F32;
+  const int64_t size = wide ? 4 : 2;
+  if (rows->dtype == (wide ? TG_F32 : TG_BF16)) {
+    const uint8_t *from = static_cast<const uint8_t *>(rows->values) + row * rows->stride * size;
+    return pack_units(to, from, weight->ins * size, 0);
+  }
+  for (int64_t i = 0; i < weight->ins; i++) {
+    const float value = float_at(rows, row * rows->stride + i);
+    if (wide) {
+      memcpy(to + i * 64, &value, 4);
+    } else {
+      const uint16_t half = bf16_of(value);
+      memcpy(to + i / 2 * 64 + i % 2 * 2, &half, 2);
+    }
+  }
+}
+
+void pack_int8(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_t row) {
+  pack_units(to, static_cast<const uint8_t *>(rows->values) + row * rows->stride, weight->ins, 0x80808080);  // + 128
+}
+
+void pack_int4(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_t row) {
+  const uint8_t *from = static_cast<const uint8_t *>(rows->values) + row * rows->stride;
+  for (int64_t i = 0; i < weight->ins; i += 8, to += 64) {
+    uint32_t low, high;
+    memcpy(&low, from + i, 4);
+    memcpy(&high, from + i + 4, 4);
+    // The low four bits of a value, with the highest turned over, are those of value + 8.
+    low = (low ^ 0x08080808) & 0x0f0f0f0f;
+    high = (high ^ 0x08080808) & 0x0f0f0f0f;
+    const uint32_t unit = low | high << 4;
+    memcpy(to, &unit, 4);
+  }
+}
+
+void pack_scales(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg_rows *rows, int64_t row) {
+  uint16_t *to = reinterpret_cast<uint16_t *>(panel + weight->panel_bytes - weight->groups * kPanel * 2) + lane;
+  const float *from = rows->scales + row * rows->scale_stride;
+  for (int64_t g = 0; g < weight->groups; g++) to[g * kPanel] = f16_of(from[g]);
+}
+
+const char *check(const tg_weight *weight, int64_t first_out, const tg_rows *rows) {
+  if (rows->rows < 0 || first_out < 0 || first_out > weight->outs || rows->rows > weight->outs - first_out) {
+    return "the rows leave the weight";
+  }
+  if (rows->values == nullptr) return "there are no values to pack";
+  if (rows->stride < weight->ins && rows->rows > 1) return "the rows to pack overlap";
+  if (is_integer(weight->format)) {
+    if (rows->dtype != TG_I8) return "an integer format is packed from int8 values";
+    if (rows->scales == nullptr) return "an integer format needs scales";
+  } else if (rows->dtype != TG_F32 && rows->dtype != TG_BF16 && rows->dtype != TG_F16) {
+    return "a float format is packed from float32, bfloat16 or float16 values";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+tg_weight *weight_create(int32_t format, int64_t outs, int64_t ins, int64_t group) {
+  if (format < TG_WEIGHT_F32 || format > TG_WEIGHT_INT4_GROUPS) return set_error("no such weight format"), nullptr;
+  if (outs < 1 || ins < 1 || outs > kMost || ins > kMost) return set_error("a weight has 1 to 2^31 rows and columns"), nullptr;
+  // Where a sum of products of 255 and 127 may leave 32 bits.
+  if (is_integer(format) && ins > 65536) return set_error("an integer format has at most 65536 inputs"), nullptr;
+  if (has_groups(format)) {
+    if (group != 32 && group != 64 && group != 128) return set_error("a group has 32, 64 or 128 inputs"), nullptr;
+    if (ins % group != 0) return set_error("the inputs are not a multiple of the group"), nullptr;
+  }
+  tg_weight *weight = static_cast<tg_weight *>(calloc(1, sizeof(tg_weight)));
+  if (weight == nullptr) return set_error("no memory for a weight"), nullptr;
+  weight->format = format;
+  weight->outs = outs;
+  weight->ins = ins;
+  weight->group = has_groups(format) ? group : 0;
+  weight->panels = ceil_div(outs, kPanel);
+  weight->padded = format == TG_WEIGHT_F32 ? ins : format == TG_WEIGHT_BF16 ? round_up(ins, 32) : round_up(ins, 64);
+  if (has_groups(format)) weight->padded = ins;  // a group of 32 may end the row: a tile of half the height
+  weight->groups = has_groups(format) ? ins / group : 0;
+  const int64_t bits = format == TG_WEIGHT_F32 ? 32 : format == TG_WEIGHT_BF16 ? 16 : format == TG_WEIGHT_INT4_GROUPS ? 4 : 8;
+  weight->panel_bytes = weight->padded * kPanel * bits / 8 + weight->groups * kPanel * 2;
+  const int64_t values = weight->panels * weight->panel_bytes;
+  const int64_t scales = format == TG_WEIGHT_INT8 ? weight->panels * kPanel * 4 : 0;
+  weight->bytes = round_up(values, 64) + scales;
+  void *memory = nullptr;
+  if (weight->bytes >= kHugePage) {
+    const int64_t bytes = round_up(weight->bytes, kHugePage);
+    memory = aligned_alloc(kHugePage, bytes);
+    if (memory != nullptr) madvise(memory, bytes, MADV_HUGEPAGE);
+  } else {
+    memory = aligned_alloc(64, round_up(weight->bytes, 64));
+  }
+  if (memory == nullptr) {
+    free(weight);
+    return set_error("no memory for a packed weight"), nullptr;
+  }
+  memset(memory, 0, weight->bytes);
+  weight->values = static_cast<uint8_t *>(memory);
+  weight->scales = scales == 0 ? nullptr : reinterpret_cast<float *>(weight->values + round_up(values, 64));
+  return weight;
+}
+
+int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
+  const char *why = check(weight, first_out, rows);
+  if (why != nullptr) return set_error(why), -1;
+  for (int64_t row = 0; row < rows->rows; row++) {
+    const int64_t out = first_out + row, lane = out % kPanel;
+    uint8_t *panel = weight->values + out / kPanel * weight->panel_bytes;
+    uint8_t *to = lane_of(panel, lane);
+    switch (weight->format) {
+      case TG_WEIGHT_F32:
+      case TG_WEIGHT_BF16: pack_floats(weight, to, rows, row); break;
+      case TG_WEIGHT_INT8:
+        pack_int8(weight, to, rows, row);
+        weight->scales[out] = rows->scales[row * most(rows->scale_stride, 1)];
+        break;
+      case TG_WEIGHT_INT8_GROUPS:
+        pack_int8(weight, to, rows, row);
+        pack_scales(weight, panel, lane, rows, row);
+        break;
+      default:
+        pack_int4(weight, to, rows, row);
+        pack_scales(weight, panel, lane, rows, row);
+    }
+  }
+  return 0;
+}
+
+int64_t weight_bytes(const tg_weight *weight) { return weight->bytes; }
+
+void weight_destroy(tg_weight *weight) {
+  if (weight == nullptr) return;
+  free(weight->values);
+  free(weight);
+}
+
+}  // namespace tg

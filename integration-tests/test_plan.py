@@ -1,0 +1,56 @@
+"""The decoder as a plan of kernels, and quantized weights, as a user starts them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from statistics import median
+
+import pytest
+from support.api import Api
+from support.prompts import words
+from support.reference import Reference, must_match
+from support.server import Start
+
+from textgen import LLM, SamplingParams
+
+pytestmark = pytest.mark.timeout(180)
+
+NEW_TOKENS = 24
+
+
+def test_greedy_tokens_of_the_plan_are_those_of_transformers(tiny_folder: Path, tiny_reference: Reference) -> None:
+    """In float32, prompts in small chunks and answers side by side, and again from the prefix cache."""
+    random_ = random.Random(20261122)
+    prompts = [words(random_, random_.randint(1, 40)) for _ in range(6)]
+    expected = [tiny_reference.greedy(tiny_reference.encode(text), NEW_TOKENS) for text in prompts]
+    assert sum(truth.decided for truth in expected) > NEW_TOKENS, "ties decide everything"
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    with LLM(
+        str(tiny_folder), dtype="float32", plan="auto", threads=2, block_size=8, max_batch_size=8,
+        max_batch_prefill_tokens=32,
+    ) as llm:  # fmt: skip
+        for _ in range(2):
+            outputs = llm.generate(prompts, greedy, use_tqdm=False)
+            for text, output, truth in zip(prompts, outputs, expected, strict=True):
+                must_match(output.outputs[0].token_ids, truth, text)
+
+
+@pytest.mark.parametrize(("quantize", "bound"), [("int8", 0.05), ("int4", 0.5)])
+def test_a_quantized_model_says_nearly_the_same(
+    start: Start, built_in_reference: Reference, quantize: str, bound: float
+) -> None:
+    """By the log-probabilities of a prompt, against Transformers' with the weights as they are stored."""
+    launcher = start(quantize=quantize, dtype="float32", plan="auto").wait_ready()
+    text = "Once upon a time there was a little girl who lived in a small house near the sea. One day she found a key."
+    expected = built_in_reference.prompt_logprobs(text)
+    api = Api(launcher.url)
+    parameters = {"details": True, "decoder_input_details": True, "max_new_tokens": 1}
+    answer = api.post("/generate", {"inputs": text, "parameters": parameters})
+    api.close()
+    got = [token["logprob"] for token in answer["details"]["prefill"]][1:]
+    assert len(got) == len(expected)
+    missed = [abs(ours - theirs) for ours, theirs in zip(got, expected, strict=True)]
+    assert median(missed) < bound, "tokens that nobody expects may be missed by more"
+    assert max(missed) > 1e-4, "nothing was quantized"
+    assert "plan: " in launcher.log

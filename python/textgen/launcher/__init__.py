@@ -1,0 +1,1 @@
+"""The launcher: settings, model and memory plan, and the processes of one server. It imports no torch."""

@@ -1,0 +1,114 @@
+"""What the machine gives this process: memory within its control groups, cores, native bfloat16."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Bytes and counts. `memory_limit` names what bounds the memory, for people."""
+
+    memory_available: int
+    memory_limit: str
+    cores: int
+    bfloat16: bool
+    nvidia_driver: bool
+
+
+def inspect(root: Path = Path("/")) -> Hardware:
+    """Read /proc and /sys below `root`."""
+    available, limit = _memory(root)
+    return Hardware(
+        memory_available=available,
+        memory_limit=limit,
+        cores=_cores(root),
+        bfloat16=bool(_BFLOAT16_FLAGS & _cpu_flags(root)),
+        nvidia_driver=(root / "proc/driver/nvidia/version").exists(),
+    )
+
+
+def _memory(root: Path) -> tuple[int, str]:
+    """The smallest room: of the machine, or of any control group we are in."""
+    rooms = [(_machine_memory(root), "the machine")]
+    for group, version in _groups(root, "memory"):
+        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, used = (_number(group / name) for name in names)
+        if limit is not None and used is not None:
+            rooms.append((max(limit - used + _reclaimable(group), 0), "the control group's limit"))
+    return min(rooms)
+
+
+def _machine_memory(root: Path) -> int:
+    facts = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
+    kib = facts.get("MemAvailable", facts.get("MemFree", "")).split()
+    return int(kib[0]) * 1024 if kib else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _reclaimable(group: Path) -> int:
+    """File cache that the kernel gives up first; a control group's use counts it."""
+    facts = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line)
+    return int(facts.get("total_inactive_file", facts.get("inactive_file", "0")))
+
+
+def _cores(root: Path) -> int:
+    """Physical cores we may run on: the affinity mask, and the time quota of the control groups.
+
+    Two threads of one core share its arithmetic units: computing on both gains nothing and costs cache.
+    """
+    topology = root / "sys/devices/system/cpu"
+    allowed = os.sched_getaffinity(0)
+    cores = len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or cpu for cpu in allowed})
+    for group, version in _groups(root, "cpu"):
+        if version == 2:
+            quota, _, period = _read(group / "cpu.max").strip().partition(" ")
+        else:
+            quota, period = (_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        if quota.isdigit() and period.isdigit() and int(period):
+            cores = min(cores, max(math.ceil(int(quota) / int(period)), 1))
+    return cores
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """Folders of our control groups, from our own up to the top, with the version of the hierarchy."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers == "":
+            top, version = root / "sys/fs/cgroup", 2
+        elif controller in controllers.split(","):
+            top, version = root / "sys/fs/cgroup" / controller, 1
+        else:
+            continue
+        own = top / path.lstrip("/")
+        for group in (own, *own.parents):
+            if group.is_dir():
+                yield group, version
+            if group == top:
+                break
+
+
+def _cpu_flags(root: Path) -> set[str]:
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return set()
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    """The file's text, or nothing: each of these files is missing on some machines."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

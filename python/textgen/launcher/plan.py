@@ -1,0 +1,223 @@
+"""Fills in what the settings leave open, from the model and the machine, and words it for router and shard."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from textgen import __version__
+from textgen.launcher.errors import SettingsError
+from textgen.launcher.hardware import Hardware
+from textgen.launcher.memory import MemoryPlan, Needs, plan_memory
+from textgen.launcher.model import Model
+from textgen.launcher.settings import Settings
+from textgen.models.groups import group_layers
+from textgen.quantization.formats import weight_bytes
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+MOST_ENCODED = 2048  # the same of a model with an encoder, which reads its whole input in one step
+MOST_TOKENS = 8192  # --max-total-tokens when nobody says: memory for longer contexts is given on request only
+STEP_TOKENS = {"cpu": 2048, "cuda": 4096}
+MOST_SLOTS = 256
+PROCESSES = 640 * 2**20  # three processes' code and heaps, torch's share by far the largest
+LOGIT_COPIES = 4  # logits, their filtered copy, probabilities, sorted values; float32
+ENCODER_COPIES = 3  # an encoder's bias by position, its scores and probabilities: heads * tokens * tokens each
+PADDING = 2  # attention groups sequences of similar length: a gathered context is at most twice the real one
+
+MOST_HTTP_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One start, decided: nothing in it is open any more."""
+
+    settings: Settings
+    model: Model
+    dtype: str
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_tokens: int
+    max_slots: int
+    threads: int | None
+    http_threads: int
+    memory: MemoryPlan
+
+    def router_settings(self, *, listen: bool = True) -> str:
+        """JSON for `textgen._router.Router`. listen: whether it is a server; else only this process calls it."""
+        settings = self.settings
+        same = (
+            "port", "grpc_port",
+            "max_concurrent_requests", "max_best_of", "max_choices", "max_stop_sequences",
+            "max_logit_bias", "max_bad_words", "watermark_gamma", "watermark_delta",
+            "max_top_n_tokens", "max_batch_total_tokens", "max_client_batch_size", "payload_limit",
+            "validation_workers", "api_key", "api_key_file", "cors_allow_origin",
+            "target_itl_ms", "prefix_caching", "stream_buffer",
+            "response_store_bytes", "response_store_time", "async_tools_timeout",
+            "slow_reader_timeout", "max_connections", "header_timeout",
+            "max_shard_failures", "max_queue_size", "max_queue_tokens", "max_requests_per_key", "max_tokens_per_key",
+            "max_request_timeout", "priority_ageing", "max_passes", "longest_prefix_first",
+            "tool_call_parser", "reasoning_parser",
+            "disable_grammar_support", "grammar_compile_timeout_ms", "grammar_max_bytes", "grammar_cache_mb",
+        )  # fmt: skip
+        values: dict[str, Any] = {name: getattr(settings, name) for name in same}
+        return json.dumps(
+            values
+            | {
+                "hostname": settings.hostname if listen else None,
+                "model_dir": str(self.model.folder),
+                "model_id": self.model.name,
+                "model_sha": self.model.commit or settings.revision,
+                "model_dtype": self.dtype,
+                "model_device_type": settings.device,
+                "version": __version__,
+                "max_input_tokens": self.max_input_tokens,
+                "max_total_tokens": self.max_total_tokens,
+                "max_batch_prefill_tokens": self.max_batch_tokens,
+                "max_batch_size": self.max_slots,
+                "http_threads": self.http_threads,
+            }
+        )
+
+    def shard_settings(self) -> str:
+        """JSON for `python -m textgen.shard --settings`."""
+        settings = self.settings
+        return json.dumps(
+            {
+                "model_dir": str(self.model.folder),
+                "dtype": self.dtype,
+                "device": settings.device,
+                "rank": 0,
+                "world_size": 1,
+                "num_blocks": self.memory.num_blocks,
+                "block_size": settings.block_size,
+                "max_slots": self.max_slots,
+                "max_batch_tokens": self.max_batch_tokens,
+                "max_context": self.max_total_tokens,
+                "max_top_n": max(settings.max_top_n_tokens, OPENAI_TOP_LOGPROBS, BEAM_TOKENS * settings.max_choices),
+                "threads": self.threads,
+                "plan": settings.plan,
+                "cpu_isa": settings.cpu_isa,
+                "quantize": settings.quantize,
+                "trust_remote_code": settings.trust_remote_code,
+                "log_json": settings.json_output,
+                "log_level": settings.log_level,
+            }
+        )
+
+
+OPENAI_TOP_LOGPROBS = 20  # chat requests may ask for so many, whatever --max-top-n-tokens says of native ones
+BEAM_TOKENS = 4  # a beam search looks at so many tokens for each beam where a model has three ways to end
+
+
+def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
+    """Decide everything. Raises `SettingsError` and `MemoryPlanError`."""
+    if settings.device == "cuda" and not hardware.nvidia_driver:
+        raise SettingsError("--device cuda: this machine has no NVIDIA driver; install one or use --device cpu")
+    if settings.quantize is not None and (model.fallback or settings.device != "cpu"):
+        where = f"--device {settings.device}" if settings.device != "cpu" else "a model that Transformers runs"
+        raise SettingsError(f"--quantize {settings.quantize} is not there for {where}; leave it out")
+    dtype = _dtype(settings, model, hardware)
+    max_total, max_input = _lengths(settings, model)
+    step = settings.max_batch_prefill_tokens or min(
+        STEP_TOKENS[settings.device], settings.max_batch_total_tokens or STEP_TOKENS[settings.device]
+    )
+    slots = settings.max_batch_size or min(settings.max_concurrent_requests, MOST_SLOTS, step)
+    if model.spec.encoder is not None:
+        step = _encoding_step(settings, max_input, step, slots)
+    if slots > step:
+        raise SettingsError(
+            f"--max-batch-size {slots} must be at most --max-batch-prefill-tokens {step}: each running sequence takes "
+            "a token of every step; lower the first or raise the second"
+        )
+    needs = _needs(settings, model, dtype, max_total, step, slots)
+    return Plan(
+        settings=settings,
+        model=model,
+        dtype=dtype,
+        max_input_tokens=max_input,
+        max_total_tokens=max_total,
+        max_batch_tokens=step,
+        max_slots=slots,
+        threads=settings.threads or hardware.cores,
+        http_threads=min(MOST_HTTP_THREADS, hardware.cores),
+        memory=_memory(settings, needs, hardware),
+    )
+
+
+def _encoding_step(settings: Settings, max_input: int, step: int, slots: int) -> int:
+    """Tokens of a step that has room for a whole input, in whole blocks, beside a token of every other sequence."""
+    least = -(-max_input // settings.block_size) * settings.block_size + slots
+    if settings.max_batch_prefill_tokens is not None and step < least:
+        raise SettingsError(
+            f"--max-batch-prefill-tokens {step} is too few: this model's encoder reads an input of up to "
+            f"{max_input} tokens at once, beside {slots} sequences that run; give at least {least}, or lower "
+            "--max-input-tokens or --max-batch-size"
+        )
+    return max(step, least)
+
+
+def _dtype(settings: Settings, model: Model, hardware: Hardware) -> str:
+    if settings.dtype != "auto":
+        return settings.dtype
+    stored = model.checkpoint.dtype
+    native = settings.device == "cuda" or (stored == "bfloat16" and hardware.bfloat16)
+    return stored if native else "float32"
+
+
+def _lengths(settings: Settings, model: Model) -> tuple[int, int]:
+    positions = model.spec.max_positions
+    max_total = settings.max_total_tokens
+    if max_total is None:
+        most = MOST_TOKENS if model.spec.encoder is None else MOST_ENCODED
+        max_total = min(positions, most, settings.max_batch_total_tokens or most)
+        if settings.max_input_tokens is not None:
+            max_total = min(positions, max(max_total, settings.max_input_tokens + 1))
+    if max_total > positions:
+        raise SettingsError(f"--max-total-tokens {max_total} is more than the model's {positions} positions; lower it")
+    max_input = settings.max_input_tokens or max_total - 1
+    if max_input >= max_total:
+        raise SettingsError(
+            f"--max-input-tokens {max_input} must be less than --max-total-tokens, which is {max_total} for this "
+            f"model; use at most {max_total - 1}"
+        )
+    return max_total, max_input
+
+
+def _needs(settings: Settings, model: Model, dtype: str, max_total: int, step: int, slots: int) -> Needs:
+    spec, size = model.spec, BYTES[dtype]
+    row = spec.kv_width * size  # keys and values of one token in one layer
+    attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    wide = 4 * spec.hidden_size + 2 * attention + 3 * spec.mlp_width
+    workspace = step * wide * size + slots * spec.vocab_size * 4 * LOGIT_COPIES + step * max_total * (1 + size)
+    # Input and output end in blocks of their own, and the decoder starts with a token or two.
+    spare = 2 if spec.encoder is not None else 0
+    if spec.encoder is not None:
+        scores = spec.encoder.num_heads * max_total * max_total * size * ENCODER_COPIES
+        workspace += scores + max_total * 2 * spec.encoder.mlp_width * size
+    full = (max_total + spare * settings.block_size) * slots
+    useful = min(full, settings.max_batch_total_tokens or full)
+    groups = group_layers(spec.windows, max_total)
+    blocks = -(-max_total // settings.block_size)
+    pages = groups.sequence_pages(max_total, settings.block_size, step)
+    gathered = blocks if groups.full else pages // groups.windowed  # of these, by one layer
+    return Needs(
+        weights=weight_bytes(spec, model.checkpoint.parameters, size, settings.quantize),
+        processes=PROCESSES,
+        workspace=workspace,
+        block=settings.block_size * row * groups.page_layers,
+        scratch=-(-settings.block_size * row * PADDING * gathered // pages),
+        block_size=settings.block_size,
+        max_total_tokens=max_total,
+        useful_blocks=-(-useful // settings.block_size) * len(groups.windows),
+        sequence_blocks=pages + (1 + spare) * len(groups.windows),
+        groups=len(groups.windows),
+    )
+
+
+def _memory(settings: Settings, needs: Needs, hardware: Hardware) -> MemoryPlan:
+    if settings.device == "cpu":
+        return plan_memory(needs, hardware.memory_available, hardware.memory_limit, settings.kv_memory)
+    # The device's memory is the shard's to measure. Until it does, the amount that was asked for is taken at its word.
+    assert isinstance(settings.kv_memory, int)
+    return plan_memory(needs, needs.fixed + settings.kv_memory, "the device, unmeasured", settings.kv_memory)

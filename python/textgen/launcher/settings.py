@@ -1,0 +1,381 @@
+"""The launcher's settings: the one table that flags, environment names and `docs/settings.md` come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from textgen.launcher.errors import SettingsError
+from textgen.launcher.flags import (
+    Share,
+    boolean,
+    choice,
+    flag_of,
+    integer,
+    is_address,
+    is_loopback,
+    memory,
+    part,
+    ratio,
+    seconds,
+    secret,
+    setting,
+    some_seconds,
+    text,
+)
+from textgen.quantization.formats import quantize_name
+
+MODEL = "Model"
+LIMITS = "Limits of a request"
+GRAMMARS = "Structured output"
+QUEUE = "Queue and fairness"
+BATCHING = "Batching and memory"
+NETWORK = "Network"
+OBSERVING = "Logs"
+LIFE = "Life cycle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything a person can set, filled once. `None` means: found at start, from the model or the machine."""
+
+    model_id: str | None = setting(
+        text, None,
+        "Folder of a model in Hugging Face format (config.json, tokenizer.json, *.safetensors), a GGUF file, or a "
+        "model of the hub as ORG/NAME, which is downloaded into the cache; ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf "
+        "for one of its GGUF files.",
+        group=MODEL, default="the built-in model", metavar="MODEL",
+    )  # fmt: skip
+    revision: str | None = setting(
+        text, None,
+        "Branch, tag or commit of a model of the hub. A folder has only one: the value is shown to clients in /info.",
+        group=MODEL, default="main",
+    )  # fmt: skip
+    trust_remote_code: bool = setting(
+        boolean, False,
+        "Run the code that comes with a model, where Transformers has none for it. It can do all that the server's "
+        "user can; --revision must name the commit whose code was read.",
+        group=MODEL, default="false", switch=True,
+    )  # fmt: skip
+    huggingface_hub_cache: str | None = setting(
+        text, None, "Folder that models of the hub are kept in, shared with every Hugging Face tool.",
+        group=MODEL, default="HF_HUB_CACHE, else hub in HF_HOME", metavar="FOLDER",
+    )  # fmt: skip
+    dtype: str = setting(
+        choice("auto", "float32", "float16", "bfloat16"), "auto",
+        "Data type of weights and KV cache. auto: the model's own where the device computes in it, else float32.",
+        group=MODEL, metavar="TYPE",
+    )  # fmt: skip
+    quantize: str | None = setting(
+        quantize_name, None,
+        "Make the weights of linear layers smaller while they are loaded: int8 (a scale for each output) or int4 (a "
+        "scale for 32 numbers). Products are of integers: activations become 8-bit as they come. docs/cpu.md helps to "
+        "choose.",
+        group=MODEL, default="weights have --dtype", metavar="FORMAT",
+    )  # fmt: skip
+    device: str = setting(
+        choice("cpu", "cuda"), "cpu",
+        "Device of the shard. With cuda, --kv-memory must name an amount, since GPU memory is not planned yet.",
+        group=MODEL, metavar="DEVICE",
+    )  # fmt: skip
+    tool_call_parser: str | None = setting(
+        text, None,
+        "How the model writes calls of tools, in vLLM's names (hermes, llama3_json, mistral, …); none leaves calls "
+        "in the text.",
+        group=MODEL, default="found out from the chat template", metavar="NAME",
+    )  # fmt: skip
+    reasoning_parser: str | None = setting(
+        text, None,
+        "How the model writes reasoning, in vLLM's names (deepseek_r1, qwen3, …) or as the texts around it, "
+        "START...END; none leaves it in the text.",
+        group=MODEL, default="found out from the chat template", metavar="NAME",
+    )  # fmt: skip
+    num_shard: int = setting(
+        integer(1, 1024), 1, "Processes that one model is spread over; this version supports only 1.", group=MODEL
+    )
+
+    max_concurrent_requests: int = setting(
+        integer(1, 1_000_000), 128,
+        "Requests in the house at once, each of n, best_of or several prompts counted; one more is answered 429.",
+        group=LIMITS,
+    )  # fmt: skip
+    max_input_tokens: int | None = setting(
+        integer(1), None, "Longest prompt, in tokens. --max-input-length is its old name.",
+        group=LIMITS, default="max-total-tokens - 1", alias="max-input-length",
+    )  # fmt: skip
+    max_total_tokens: int | None = setting(
+        integer(2), None, "Longest prompt and answer together, in tokens.",
+        group=LIMITS, default="the model's positions, at most 8192",
+    )  # fmt: skip
+    max_best_of: int = setting(
+        integer(1, 1024), 2, "Largest best_of a request may ask for on native routes.", group=LIMITS
+    )
+    max_choices: int = setting(
+        integer(1, 1024), 16,
+        "Largest n, best_of or number of beams a request may ask for on OpenAI's routes.", group=LIMITS,
+    )  # fmt: skip
+    max_stop_sequences: int = setting(integer(0, 1024), 4, "Most stop sequences in a request.", group=LIMITS)
+    max_logit_bias: int = setting(
+        integer(0, 1_000_000), 1024, "Most tokens in the logit_bias of a request.", group=LIMITS
+    )
+    max_bad_words: int = setting(integer(0, 1024), 128, "Most strings in the bad_words of a request.", group=LIMITS)
+    watermark_gamma: float = setting(
+        part, 0.5, "Share of the vocabulary that a watermark makes likelier, chosen anew by each token.", group=LIMITS
+    )
+    watermark_delta: float = setting(ratio, 2.0, "What a watermark adds to the logits of that share.", group=LIMITS)
+    max_top_n_tokens: int = setting(integer(0, 20), 5, "Largest top_n_tokens a request may ask for.", group=LIMITS)
+    max_client_batch_size: int = setting(
+        integer(1, 1024), 4, "Most prompts in one /v1/completions request.", group=LIMITS
+    )
+    payload_limit: int = setting(integer(1), 2_000_000, "Largest request body, in bytes.", group=LIMITS)
+    response_store_bytes: int = setting(
+        integer(0), 64 << 20,
+        "Memory for the responses of /v1/responses that can be asked for again; the oldest of the API key that has the "
+        "most go first. 0 keeps none.",
+        group=LIMITS, metavar="BYTES",
+    )  # fmt: skip
+    response_store_time: int = setting(
+        integer(1, 31_536_000), 3600, "Seconds for which they are kept.", group=LIMITS, metavar="SECONDS",
+    )  # fmt: skip
+    async_tools_timeout: int = setting(
+        integer(1, 86_400), 60,
+        "Seconds that a chat with async_tools waits for the result of a call once the model has nothing more to say.",
+        group=LIMITS, metavar="SECONDS",
+    )  # fmt: skip
+    stream_buffer: int = setting(
+        integer(1, 1_000_000), 2048, "Tokens kept for a stream whose client lags; one more and it is cut off.",
+        group=LIMITS,
+    )  # fmt: skip
+    slow_reader_timeout: int = setting(
+        integer(1, 86_400), 30, "Seconds after which a connection is closed whose client takes nothing of its answer.",
+        group=LIMITS, metavar="SECONDS",
+    )  # fmt: skip
+    max_connections: int = setting(
+        integer(1, 1_000_000), 4096, "Connections open at once; more wait until one closes.", group=LIMITS
+    )
+    header_timeout: int = setting(
+        integer(1, 86_400), 60,
+        "Seconds in which the head of a request must arrive; a connection that is idle for as long is closed.",
+        group=LIMITS, metavar="SECONDS",
+    )  # fmt: skip
+    max_shard_failures: int = setting(
+        integer(0, 1000), 3, "Shards that may die under one request before it is failed as their likely cause.",
+        group=LIMITS,
+    )  # fmt: skip
+
+    max_request_timeout: float | None = setting(
+        some_seconds, None,
+        "Seconds a request may take, waiting included, before it is answered 504; clients may ask for less with the "
+        "header x-request-timeout.",
+        group=LIMITS, default="no limit but the client's own", metavar="SECONDS",
+    )  # fmt: skip
+
+    disable_grammar_support: bool = setting(
+        boolean, False, "Refuse grammars, schemas and forced calls of tools.",
+        group=GRAMMARS, default="false", switch=True,
+    )  # fmt: skip
+    grammar_compile_timeout_ms: int = setting(
+        integer(1, 600_000), 1000,
+        "Milliseconds that a request waits for its grammar to be compiled before it is refused as too complex.",
+        group=GRAMMARS, metavar="MS",
+    )  # fmt: skip
+    grammar_max_bytes: int = setting(
+        integer(1), 262_144, "Largest grammar or schema of a request, in bytes.", group=GRAMMARS
+    )
+    grammar_cache_mb: int = setting(
+        integer(0, 1_048_576), 256, "Memory for compiled grammars that later requests find again, in MiB.",
+        group=GRAMMARS, metavar="MIB",
+    )  # fmt: skip
+
+    max_queue_size: int | None = setting(
+        integer(0, 1_000_000), None, "Requests that may wait beyond --max-batch-size; one more is answered 503.",
+        group=QUEUE, default="what --max-concurrent-requests lets in",
+    )  # fmt: skip
+    max_queue_tokens: int | None = setting(
+        integer(0), None,
+        "Expected tokens that may wait beyond what the KV cache holds; more is answered 503. Expected are the prompt "
+        "and the part of max_new_tokens that answers have taken lately.",
+        group=QUEUE, default="no limit",
+    )  # fmt: skip
+    max_requests_per_key: int | None = setting(
+        integer(1, 1_000_000), None,
+        "Requests of one API key (or of all without one) that may wait and run at once; one more is answered 429.",
+        group=QUEUE, default="no limit",
+    )  # fmt: skip
+    max_tokens_per_key: int | None = setting(
+        integer(1), None, "Expected tokens of one API key that may wait and run at once; more is answered 429.",
+        group=QUEUE, default="no limit",
+    )  # fmt: skip
+    priority_ageing: float = setting(
+        seconds, 5.0, "Seconds after which a waiting request of a later class goes up one; 0 is never.",
+        group=QUEUE, default="5", metavar="SECONDS",
+    )  # fmt: skip
+    max_passes: int = setting(
+        integer(0, 1_000_000), 16,
+        "Requests that may get a seat before one that came first and finds no room or a shorter cached prefix. "
+        "With 0 short prompts do not go before longer ones that were begun either.",
+        group=QUEUE,
+    )  # fmt: skip
+    longest_prefix_first: bool = setting(
+        boolean, False,
+        "Whether of one key's requests those go first that find the most in the prefix cache: true or false.",
+        group=QUEUE, default="false",
+    )  # fmt: skip
+    waiting_served_ratio: float | None = setting(
+        ratio, None, "Of Text Generation Inference; has no effect, because prompts and answers share every step.",
+        group=QUEUE, default="none",
+    )  # fmt: skip
+    max_waiting_tokens: int | None = setting(
+        integer(0), None, "Of Text Generation Inference; has no effect, because prompts and answers share every step.",
+        group=QUEUE, default="none",
+    )  # fmt: skip
+
+    max_batch_prefill_tokens: int | None = setting(
+        integer(1), None, "Tokens one step may run: prompt chunks and the next tokens of running answers together.",
+        group=BATCHING, default="2048 on a CPU, 4096 on a GPU",
+    )  # fmt: skip
+    max_batch_total_tokens: int | None = setting(
+        integer(1), None, "Most tokens of context over all running sequences; bounds the KV cache.",
+        group=BATCHING, default="what the KV cache holds",
+    )  # fmt: skip
+    max_batch_size: int | None = setting(
+        integer(1, 4096), None, "Most sequences that run at once.",
+        group=BATCHING, default="max-concurrent-requests, at most 256",
+    )  # fmt: skip
+    target_itl_ms: int | None = setting(
+        integer(1, 60_000), None,
+        "Milliseconds between tokens that running streams should keep to: prompts are cut into smaller parts for it.",
+        group=BATCHING, default="no target: --max-batch-prefill-tokens alone bounds a step", metavar="MS",
+    )  # fmt: skip
+    kv_memory: int | Share | None = setting(
+        memory, None,
+        "Memory for the KV cache: an amount (4GiB, 500MB, bytes) or a share of what is free beside the weights (0.8).",
+        group=BATCHING, default="0.5, and never more than max-batch-size full sequences need", metavar="AMOUNT",
+    )  # fmt: skip
+    prefix_caching: bool = setting(
+        boolean, True, "Keep what was computed for prompts that begin alike: true or false.",
+        group=BATCHING, default="true",
+    )  # fmt: skip
+    block_size: int = setting(integer(1, 256), 16, "Positions in one block of the KV cache.", group=BATCHING)
+    threads: int | None = setting(
+        integer(1, 4096), None, "Threads the shard computes with.", group=BATCHING, default="one per core it may use"
+    )
+    plan: str = setting(
+        choice("auto", "off"), "off",
+        "Whether a model on a CPU is recorded once and then run by Textgen's own kernels: auto (where they have all "
+        "that it takes; a line in the log says what they lack) or off (torch runs each operation).",
+        group=BATCHING, metavar="WHEN", from_environment=lambda value: value in ("auto", "off"),
+    )  # fmt: skip
+    cpu_isa: str | None = setting(
+        choice("portable", "avx2", "avx512", "amx"), None,
+        "Instruction set of those kernels: portable, avx2, avx512 or amx.",
+        group=BATCHING, default="the best that the machine has", metavar="NAME",
+    )  # fmt: skip
+    validation_workers: int = setting(integer(1, 256), 2, "Threads that tokenize and check requests.", group=BATCHING)
+
+    hostname: str = setting(
+        text, "127.0.0.1",
+        "Address to listen on; 0.0.0.0 is every network. From the environment only an IP address or localhost is "
+        "taken, because shells and containers put the machine's name into HOSTNAME.",
+        group=NETWORK, metavar="ADDRESS", from_environment=is_address,
+    )  # fmt: skip
+    port: int = setting(
+        integer(0, 65_535), 3000, "Port to listen on; 0 lets the system choose.", group=NETWORK, short="-p"
+    )
+    grpc_port: int | None = setting(
+        integer(0, 65_535), None,
+        "Port for gRPC, the Open Inference Protocol of KServe and Triton; 0 lets the system choose. The limits of HTTP "
+        "hold there too: --hostname, --payload-limit, --max-connections, --header-timeout, and "
+        "--max-concurrent-requests for the calls of one connection.",
+        group=NETWORK, default="no gRPC",
+    )  # fmt: skip
+    api_key: str | None = setting(
+        secret, None,
+        "Key that every call but those for health must send, as `authorization: Bearer KEY` or `x-api-key: KEY`. "
+        "Better given by its variable: other users of the machine can see a command line.",
+        group=NETWORK, default="none is asked for", metavar="KEY", hidden=True,
+    )  # fmt: skip
+    api_key_file: str | None = setting(
+        text, None,
+        'JSON file with more keys, read again when it changes: {"keys": [{"name": …, "key": … or "sha256": …, '
+        '"max_requests": …, "max_tokens": …}, …]}. The limits are those of --max-requests-per-key and '
+        "--max-tokens-per-key for this key alone.",
+        group=NETWORK, default="none", metavar="FILE",
+    )  # fmt: skip
+    allow_unauthenticated: bool = setting(
+        boolean, False,
+        "Serve a network without asking for a key. Without it, an address other than this machine's own needs "
+        "--api-key or --api-key-file.",
+        group=NETWORK, default="false", switch=True,
+    )  # fmt: skip
+    cors_allow_origin: tuple[str, ...] = setting(
+        text, (), "Origin that browsers may call from; repeat the flag for several (in the environment: commas).",
+        group=NETWORK, default="every origin", metavar="ORIGIN", repeatable=True,
+    )  # fmt: skip
+
+    json_output: bool = setting(
+        boolean, False, "Write logs as one JSON object per line.", group=OBSERVING, default="false", switch=True
+    )
+    log_level: str = setting(
+        choice("trace", "debug", "info", "warn", "error", synonyms={"warning": "warn"}), "info",
+        "Least important log lines to show: trace, debug, info, warn or error.", group=OBSERVING, metavar="LEVEL",
+    )  # fmt: skip
+
+    graceful_termination_timeout: float = setting(
+        seconds, 90.0, "Seconds that running requests get to finish after a stop was asked for.",
+        group=LIFE, default="90", metavar="SECONDS",
+    )  # fmt: skip
+    shard_restarts: int = setting(
+        integer(0, 1000), 5, "Times within 10 minutes that a dead shard is started again before giving up.", group=LIFE
+    )
+
+    shard_termination_timeout: float = setting(
+        seconds, 5.0, "Seconds that a shard gets to end when it is not needed any more; then it is killed.",
+        group=LIFE, default="5", metavar="SECONDS",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Rules between settings. Raises `SettingsError`."""
+        if self.trust_remote_code and not re.fullmatch("[0-9a-f]{40}", self.revision or ""):
+            raise SettingsError(
+                "--trust-remote-code needs --revision with the 40 hexadecimal digits of a commit: a branch or a tag "
+                "can be moved to other code"
+            )
+        keyed = self.api_key is not None or self.api_key_file is not None
+        if not keyed and not self.allow_unauthenticated and not is_loopback(self.hostname):
+            raise SettingsError(
+                f"--hostname {self.hostname} is open to a network, where anybody could call: give --api-key (API_KEY) "
+                "or --api-key-file, or allow it with --allow-unauthenticated"
+            )
+        if self.num_shard > 1:
+            raise SettingsError(f"--num-shard {self.num_shard} is not supported in this version; leave it out")
+        if self.device == "cuda" and not isinstance(self.kv_memory, int):
+            raise SettingsError("--device cuda needs --kv-memory with an amount, such as --kv-memory 8GiB")
+        _ordered(self, "max_input_tokens", "max_total_tokens", strict=True)
+        _ordered(self, "max_total_tokens", "max_batch_total_tokens")
+        _ordered(self, "max_batch_prefill_tokens", "max_batch_total_tokens")
+
+
+def _ordered(settings: Settings, small: str, large: str, *, strict: bool = False) -> None:
+    low, high = getattr(settings, small), getattr(settings, large)
+    if low is None or high is None or low < high or (low == high and not strict):
+        return
+    relation = "less than" if strict else "at most"
+    raise SettingsError(
+        f"{dashed(small)} {low} must be {relation} {dashed(large)} {high}; lower the first or raise the second"
+    )
+
+
+def dashed(name: str) -> str:
+    """The flag of a field: `--max-input-tokens` for `max_input_tokens`."""
+    return "--" + name.replace("_", "-")
+
+
+FIELDS = dataclasses.fields(Settings)
+FIELD_OF = {field.name: field for field in FIELDS}
+
+
+def group_of(name: str) -> str | None:
+    """The group of a setting; None when there is none of that name."""
+    return flag_of(FIELD_OF[name]).group if name in FIELD_OF else None

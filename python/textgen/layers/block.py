@@ -1,0 +1,95 @@
+"""A block: attention and MLP, with norms and residuals where the family has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from textgen.layers.attention import SelfAttention, load_attention
+from textgen.layers.cache import LayerCache, Rotation
+from textgen.layers.experts import Experts, load_experts
+from textgen.layers.latent import LatentAttention, load_latent_attention
+from textgen.layers.mlp import Mlp, load_mlp
+from textgen.layers.norm import Norm, load_norm
+from textgen.layers.weight import LoadContext
+from textgen.models.names import LayerNames
+from textgen.models.spec import DecoderSpec, LayerSpec, MlpSpec
+from textgen.ops import Attention, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Around one part of a block: on what goes in, on what comes out, on its sum with the residual."""
+
+    before: Norm | None = None
+    after: Norm | None = None
+    of_sum: Norm | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x if self.before is None else self.before(x)
+
+    def join(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        """x + factor * y; x is overwritten."""
+        x = x.add_(y if self.after is None else self.after(y), alpha=factor)
+        return x if self.of_sum is None else self.of_sum(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """x + attention(x), then x + mlp(x); `parallel`: both of the same x."""
+
+    attention: SelfAttention | LatentAttention
+    mlp: Mlp | Experts
+    attention_norms: Norms
+    mlp_norms: Norms | None  # None: parallel, and the MLP takes what attention takes
+    parallel: bool
+    factor: float  # on what is added to the residual
+
+    def __call__(
+        self, x: Tensor, rotation: Rotation | None, cache: LayerCache, rows: Tensor, attention: Attention
+    ) -> Tensor:
+        """x [tokens, hidden], overwritten."""
+        norms = self.attention_norms
+        normed = norms.enter(x)
+        if self.parallel:
+            added = self.mlp(normed if self.mlp_norms is None else self.mlp_norms.enter(x))
+            added.add_(self.attention(normed, rotation, cache, rows, attention))
+            return norms.join(x, added, self.factor)
+        x = norms.join(x, self.attention(normed, rotation, cache, rows, attention), self.factor)
+        norms = self.mlp_norms or norms
+        return norms.join(x, self.mlp(norms.enter(x)), self.factor)
+
+
+def load_block(context: LoadContext, spec: DecoderSpec, layer: LayerSpec, names: LayerNames, ops: Ops) -> Block:
+    attention_names = (names.attention_norm, names.attention_post_norm)
+    mlp_names = (names.mlp_norm, names.mlp_post_norm)
+    shared = spec.residual == "parallel-one-norm"
+    load = load_attention if spec.attention.latent is None else load_latent_attention
+    return Block(
+        attention=load(context, spec, layer, names, ops),
+        mlp=load_mlp(context, spec, layer.mlp, names, ops)
+        if isinstance(layer.mlp, MlpSpec)
+        else load_experts(context, spec, layer.mlp, names, ops),
+        attention_norms=_load_norms(context, spec, attention_names, ops),
+        mlp_norms=None if shared else _load_norms(context, spec, mlp_names, ops),
+        parallel=spec.residual != "sequential",
+        factor=spec.scalings.residual,
+    )
+
+
+def _load_norms(context: LoadContext, spec: DecoderSpec, names: tuple[str, str], ops: Ops) -> Norms:
+    before, after = names
+
+    def load(name: str) -> Norm:
+        return load_norm(context, name, spec.hidden_size, spec.norm, ops)
+
+    match spec.placement:
+        case "before":
+            return Norms(before=load(before))
+        case "after":
+            return Norms(after=load(after))
+        case "both":
+            return Norms(before=load(before), after=load(after))
+        case "sum":
+            return Norms(of_sum=load(before))

@@ -1,0 +1,146 @@
+"""The seam that weight formats enter by: a weight knows how to load itself and how to multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from textgen.parallel import Parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stored tensor and the slice of it that this rank keeps.
+
+    `shape`, `rows` and `columns` are as the tensor is used; `transposed` says that it is stored the other way round.
+    With `index`, it is one of `stacked` tensors that are stored in one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: slice = field(default_factory=lambda: slice(None))
+    columns: slice = field(default_factory=lambda: slice(None))  # second dimension, where there is one
+    transposed: bool = False
+    index: int = 0
+    stacked: int | None = None
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape that the file has."""
+        shape = self.shape[::-1] if self.transposed else self.shape
+        return shape if self.stacked is None else (self.stacked, *shape)
+
+    @property
+    def cut(self) -> tuple[int | slice, ...]:
+        """What to read of it."""
+        slices = (self.rows, self.columns)[: len(self.shape)]
+        slices = slices[::-1] if self.transposed else slices
+        return slices if self.stacked is None else (self.index, *slices)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape of the slice."""
+        slices = (self.rows, self.columns)[: len(self.shape)]
+        return tuple(len(range(*cut.indices(size))) for cut, size in zip(slices, self.shape, strict=True))
+
+
+class WeightSource(Protocol):
+    """Stored tensors by name."""
+
+    def read(self, part: Part, into: Tensor) -> None:
+        """Copy the part into a tensor of its kept shape, converting the dtype. Raises `ModelError`."""
+        ...
+
+    def has(self, name: str) -> bool: ...
+
+    def read_bytes(self, name: str, shape: tuple[int, ...], index: int) -> Tensor:
+        """One of the uint8 tensors that are stored stacked in one of that shape. Raises `ModelError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadContext:
+    """Where weights come from and where they go."""
+
+    source: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+    parallel: Parallel
+    format: WeightFormat = field(default_factory=lambda: DenseFormat())
+
+    @property
+    def float32(self) -> LoadContext:
+        """The same for the few weights that are kept in float32."""
+        return replace(self, dtype=torch.float32)
+
+    def tensor(self, *parts: Part) -> Tensor:
+        """The parts stacked along the first dimension, read straight into place."""
+        kept = [part.kept for part in parts]
+        rows = [shape[0] for shape in kept]
+        whole = torch.empty((sum(rows), *kept[0][1:]), dtype=self.dtype, device=self.device)
+        for part, target in zip(parts, torch.split(whole, rows), strict=True):
+            self.source.read(part, target)
+        return whole
+
+    def weight(self, *parts: Part) -> Weight:
+        """Several stored matrices become one, output after output, in the format of linear layers."""
+        return self.format.load(self, parts)
+
+
+@runtime_checkable
+class Weight(Protocol):
+    """The matrix of a linear layer in some storage format."""
+
+    @property
+    def outputs(self) -> int: ...
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias. x [..., in], returns [..., out]."""
+        ...
+
+    def reordered(self, order: Tensor) -> Weight:
+        """The same weight with its outputs in another order."""
+        ...
+
+
+class WeightFormat(Protocol):
+    """What the matrices of linear layers become as they are loaded."""
+
+    def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight: ...
+
+    def of(self, values: Tensor) -> Weight:
+        """Of a matrix [out, in] that is there already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """A weight stored as it is multiplied: [out, in] in the model's dtype."""
+
+    values: Tensor
+
+    @property
+    def outputs(self) -> int:
+        return self.values.shape[0]
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, self.values, bias)
+
+    def reordered(self, order: Tensor) -> DenseWeight:
+        return DenseWeight(self.values.index_select(0, order))
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFormat:
+    """As they are multiplied."""
+
+    def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
+        return DenseWeight(context.tensor(*parts))
+
+    def of(self, values: Tensor) -> Weight:
+        return DenseWeight(values)

@@ -1,0 +1,128 @@
+"""One decoder for every spec: it runs a packed batch of segments, whatever their lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from textgen.layers.block import Block, load_block
+from textgen.layers.cache import LayerCache, Rotation
+from textgen.layers.embedding import Embedding, Head, load_embedding, load_head
+from textgen.layers.norm import Norm, load_norm
+from textgen.layers.rotary import Frequencies, frequencies
+from textgen.layers.weight import LoadContext
+from textgen.models.names import WeightNames
+from textgen.models.spec import DecoderSpec
+from textgen.ops import Attention, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderBatch:
+    """What the encoder reads in a step, and how the decoder's tokens attend to it and to what it has read before."""
+
+    inputs: Sequence[Tensor]  # [tokens] int64 each: the whole inputs of sequences that are new
+    rows: Tensor  # [tokens of all inputs] int64, where their keys and values go
+    attention: Attention
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """The tokens of a step, segment after segment, and where their keys and values go."""
+
+    ids: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
+    rows: Sequence[Tensor]  # by layer: [tokens] int64, page * block_size + offset
+    attention: Sequence[Attention]  # by layer
+    encoder: EncoderBatch | None = None  # of an encoder-decoder model, whose decoder's tokens are the ones above
+
+
+class Model(Protocol):
+    """What a shard runs: a `Decoder`, or what stands in for one."""
+
+    @property
+    def spec(self) -> DecoderSpec: ...
+
+    @property
+    def like(self) -> Tensor:
+        """Some weight: its device and type are the model's."""
+        ...
+
+    def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """A block, and which of the step's rotary tables it takes."""
+
+    block: Block
+    rotary: int | None  # index of `Decoder.rotary`; None: no rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Embedding, layers, final norm and head."""
+
+    spec: DecoderSpec
+    embedding: Embedding
+    layers: tuple[DecoderLayer, ...]
+    norm: Norm | None
+    head: Head
+    rotary: tuple[Frequencies, ...]  # the distinct forms of the layers
+    ops: Ops
+
+    @property
+    def like(self) -> Tensor:
+        return self.embedding.table
+
+    def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """[tokens, hidden] after the last layer, not yet normed; writes the cache."""
+        x = self.embedding(batch.ids, batch.positions)
+        rotations = [self._rotation(form, batch.positions, x) for form in self.rotary]
+        for layer, cache, rows, attention in zip(self.layers, caches, batch.rows, batch.attention, strict=True):
+            rotation = None if layer.rotary is None else rotations[layer.rotary]
+            x = layer.block(x, rotation, cache, rows, attention)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] float32 from rows of `hidden`."""
+        scalings = self.spec.scalings
+        logits = self.head(hidden if self.norm is None else self.norm(hidden)).float()
+        if scalings.logits != 1.0:
+            logits = logits * scalings.logits
+        if scalings.logits_soft_cap is not None:
+            logits = scalings.logits_soft_cap * torch.tanh(logits / scalings.logits_soft_cap)
+        return logits
+
+    def _rotation(self, form: Frequencies, positions: Tensor, like: Tensor) -> Rotation:
+        return Rotation(*self.ops.rotary_table(positions, form.inverse, form.factor, like))
+
+
+def load_decoder(spec: DecoderSpec, names: WeightNames, context: LoadContext, length: int, ops: Ops) -> Decoder:
+    """Read every weight into place, to serve sequences of up to `length` tokens.
+
+    Raises `ModelError`, and `ValueError` when ranks cannot share a dimension.
+    """
+    forms = list(dict.fromkeys(layer.rotary for layer in spec.layers if layer.rotary is not None))
+    layers = []
+    with torch.inference_mode():
+        embedding = load_embedding(context, spec, names, ops)
+        for index, layer in enumerate(spec.layers):
+            block = load_block(context, spec, layer, names.of_layer(index), ops)
+            rotary = None if layer.rotary is None else forms.index(layer.rotary)
+            layers.append(DecoderLayer(block, rotary))
+        final = names.full(names.final_norm)
+        return Decoder(
+            spec=spec,
+            embedding=embedding,
+            layers=tuple(layers),
+            norm=load_norm(context, final, spec.hidden_size, spec.norm, ops) if spec.final_norm else None,
+            head=load_head(context, spec, names, embedding),
+            rotary=tuple(frequencies(form, length, context.device) for form in forms),
+            ops=ops,
+        )

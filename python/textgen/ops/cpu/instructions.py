@@ -1,0 +1,241 @@
+"""What a plan is made of: buffers of activations, and operations on views of them.
+
+A buffer is [rows, width]; a view takes some of its columns. The kernels of `csrc/cpu` run these operations, and
+`interpret` runs them in torch, which is what the kernels are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from textgen.layers.weight import Weight
+from textgen.models.spec import Activation, GatedActivation, NormSpec
+from textgen.ops.interface import AttentionForm
+
+READ, WRITTEN, CHANGED = "read", "written", "changed"
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """[rows, width] of one dtype; a row for each token of the step."""
+
+    width: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Columns of a buffer."""
+
+    buffer: Buffer
+    first: int
+    width: int
+
+    @classmethod
+    def whole(cls, buffer: Buffer) -> View:
+        return cls(buffer, 0, buffer.width)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.width
+
+    def part(self, first: int, width: int) -> View:
+        return View(self.buffer, self.first + first, width)
+
+    def overlaps(self, other: View) -> bool:
+        return self.buffer is other.buffer and self.first < other.end and other.first < self.end
+
+    def covers(self, other: View) -> bool:
+        return self.buffer is other.buffer and self.first <= other.first and other.end <= self.end
+
+
+def _operand(use: str) -> Any:
+    return field(metadata={"use": use})
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """The numbers of a norm. weight, bias [size], or [units, size] where each unit has its own."""
+
+    spec: NormSpec
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One operation. Its fields that are views say whether they are read, written or changed in place."""
+
+    def operands(self) -> Iterator[tuple[str, View]]:
+        """How each view is used, and the view."""
+        for each in fields(self):
+            if (use := each.metadata.get("use")) is not None and (view := getattr(self, each.name)) is not None:
+                yield use, view
+
+    def moved(self: Self, place: Callable[[View], View]) -> Self:
+        """The same on other views."""
+        used = {each.name for each in fields(self) if "use" in each.metadata}
+        views = {name: getattr(self, name) for name in used}
+        return replace(self, **{name: place(view) for name, view in views.items() if view is not None})
+
+
+Self = TypeVar("Self", bound=Instruction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed(Instruction):
+    """y = factor * table[id], or of the position + offset; `add`: y += it."""
+
+    table: Tensor  # [rows, width]
+    y: View = _operand(CHANGED)
+    factor: float = 1.0
+    by_position: bool = False
+    offset: int = 0
+    add: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalize(Instruction):
+    """y = norm(x), unit by unit of `size` numbers; y may be x."""
+
+    affine: Affine
+    size: int
+    x: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddRows(Instruction):
+    """x += factor * y; with `z`, z = norm(x) behind it, and z may be x."""
+
+    x: View = _operand(CHANGED)
+    y: View = _operand(READ)
+    factor: float
+    affine: Affine | None = None
+    z: View | None = field(default=None, metadata={"use": WRITTEN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiply(Instruction):
+    """y = x W^T + bias; `add`: y += it."""
+
+    weight: Weight
+    bias: Tensor | None
+    x: View = _operand(READ)
+    y: View = _operand(CHANGED)
+    add: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryTable(Instruction):
+    """y = half the cosines, half the sines of each token's angles, times the factor. inverse [dim / 2] float32."""
+
+    inverse: Tensor
+    factor: float
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotate(Instruction):
+    """y = x with the first numbers of each head turned; x may be y."""
+
+    size: int  # of a head
+    x: View = _operand(READ)
+    table: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCache(Instruction):
+    """Keys or values of the step's tokens go to the layer's cache."""
+
+    layer: int
+    values: bool
+    x: View = _operand(READ)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotateAndWrite(Instruction):
+    """Turn queries and keys of x in place (with a table), then write keys and values to the layer's cache."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    x: View = _operand(CHANGED)
+    table: View | None = field(default=None, metadata={"use": READ})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attend(Instruction):
+    """y = attention of the queries x over the layer's cache."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    form: AttentionForm
+    x: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activate(Instruction):
+    """y = activation(x); y may be x."""
+
+    kind: Activation
+    x: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivateGated(Instruction):
+    """y = activation(gate) * up. x: the gates, then as many ups."""
+
+    kind: GatedActivation
+    x: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clamp(Instruction):
+    """y = x within low and high; y may be x."""
+
+    low: float
+    high: float
+    x: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale(Instruction):
+    """x = factor * x in place; with a cap, cap * tanh(factor * x / cap)."""
+
+    factor: float
+    soft_cap: float | None = None
+    x: View = _operand(CHANGED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join(Instruction):
+    """y = the parts side by side. Only the recorder knows it: the parts have to lie so already."""
+
+    first: View = _operand(READ)
+    second: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Operations in order, from what is there at the beginning (`given`) to what is wanted in the end."""
+
+    instructions: tuple[Instruction, ...]
+    result: View
+    given: View | None = None

@@ -1,0 +1,146 @@
+"""A program in torch, operation after operation: the plain twin of what the kernels do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from textgen.layers.cache import LayerCache
+from textgen.models.decoder import PackedBatch
+from textgen.ops import reference
+from textgen.ops.cpu.instructions import (
+    Activate,
+    ActivateGated,
+    AddRows,
+    Affine,
+    Attend,
+    Clamp,
+    Embed,
+    Instruction,
+    Multiply,
+    Normalize,
+    Program,
+    RotaryTable,
+    RotateAndWrite,
+    Scale,
+    View,
+)
+from textgen.ops.cpu.layout import Layout, lay_out
+
+
+class Interpreter:
+    """Runs a program for up to `max_rows` rows, in memory laid out as the kernels have it."""
+
+    def __init__(self, program: Program, max_rows: int) -> None:
+        self._program, self._layout = program, lay_out(program, max_rows)
+        self._arena = torch.zeros(self._layout.size, dtype=torch.uint8)
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def run(
+        self,
+        rows: int,
+        given: Tensor | None = None,
+        batch: PackedBatch | None = None,
+        caches: Sequence[LayerCache] = (),
+    ) -> Tensor:
+        """The result's rows, which lie in the arena until the next run."""
+        step = _Step(self, rows, batch, caches)
+        if self._program.given is not None and given is not None:
+            step.at(self._program.given).copy_(given)
+        for each in self._program.instructions:
+            step.do(each)
+        return step.at(self._program.result)
+
+    def view(self, at: View, rows: int) -> Tensor:
+        """[rows, width], in place."""
+        place, dtype = self._layout.places[at.buffer], at.buffer.dtype
+        first = place.offset // dtype.itemsize + at.first
+        return self._arena.view(dtype).as_strided((rows, at.width), (place.stride, 1), first)
+
+
+class _Step:
+    def __init__(self, of: Interpreter, rows: int, batch: PackedBatch | None, caches: Sequence[LayerCache]) -> None:
+        self._of, self._rows, self._batch, self._caches = of, rows, batch, caches
+
+    def at(self, view: View) -> Tensor:
+        return self._of.view(view, self._rows)
+
+    @property
+    def batch(self) -> PackedBatch:
+        assert self._batch is not None
+        return self._batch
+
+    def do(self, each: Instruction) -> None:  # noqa: C901 - one case for each operation
+        match each:
+            case Embed():
+                index = self.batch.positions if each.by_position else self.batch.ids
+                rows, y = F.embedding(index + each.offset, each.table) * each.factor, self.at(each.y)
+                y.copy_(y + rows if each.add else rows)
+            case Normalize():
+                self.at(each.y).copy_(_norm(self.at(each.x), each.affine, each.size))
+            case AddRows():
+                x = self.at(each.x).add_(self.at(each.y), alpha=each.factor)
+                if each.z is not None and each.affine is not None:
+                    self.at(each.z).copy_(_norm(x, each.affine, x.shape[-1]))
+            case Multiply():
+                product, y = each.weight.multiply(self.at(each.x), each.bias), self.at(each.y)
+                y.copy_(y + product if each.add else product)
+            case RotaryTable():
+                y = self.at(each.y)
+                cos, sin = reference.rotary_table(self.batch.positions, each.inverse, each.factor, y)
+                half = len(each.inverse)
+                y.copy_(torch.cat((cos[:, 0, :half], sin[:, 0, half:]), dim=-1))
+            case RotateAndWrite():
+                self._rotate_and_write(each)
+            case Attend():
+                self.at(each.y).copy_(self._attend(each))
+            case Activate():
+                self.at(each.y).copy_(reference.activate(self.at(each.x), each.kind))
+            case ActivateGated():
+                self.at(each.y).copy_(reference.activate_gated(self.at(each.x), each.kind))
+            case Clamp():
+                self.at(each.y).copy_(self.at(each.x).clamp(each.low, each.high))
+            case Scale():
+                x = self.at(each.x).mul_(each.factor)
+                if each.soft_cap is not None:
+                    x.div_(each.soft_cap).tanh_().mul_(each.soft_cap)
+            case _:
+                raise NotImplementedError(type(each).__name__)
+
+    def _rotate_and_write(self, each: RotateAndWrite) -> None:
+        x = self.at(each.x)
+        turned = (each.heads + each.kv_heads) * each.head_dim
+        heads = _split(x[:, :turned], each.head_dim)
+        if each.table is not None:
+            cos, sin = self.at(each.table)[:, None].chunk(2, dim=-1)
+            tables = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+            x[:, :turned].copy_(reference.rotate(heads, *tables).flatten(1))
+        cache, rows = self._caches[each.layer], self.batch.rows[each.layer]
+        reference.write_kv(cache.keys, rows, heads[:, each.heads :])
+        reference.write_kv(cache.values, rows, _split(x[:, turned:], each.value_dim))
+
+    def _attend(self, each: Attend) -> Tensor:
+        cache, rows = self._caches[each.layer], self.batch.rows[each.layer]
+        query = _split(self.at(each.x), each.head_dim)
+        key, value = (stored.view(-1, *stored.shape[2:])[rows] for stored in (cache.keys, cache.values))
+        return self.batch.attention[each.layer](query, key, value, cache.keys, cache.values, each.form)
+
+
+def _norm(x: Tensor, affine: Affine, size: int) -> Tensor:
+    spec, units = affine.spec, _split(x, size)
+    if spec.kind == "rms":
+        normed = reference.rms_norm(units, affine.weight, spec.eps)
+    else:
+        normed = reference.layer_norm(units, affine.weight, affine.bias, spec.eps)
+    return normed.flatten(1)
+
+
+def _split(x: Tensor, size: int) -> Tensor:
+    """[rows, units, size]."""
+    return x.view(len(x), -1, size)

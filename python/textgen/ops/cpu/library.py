@@ -1,0 +1,186 @@
+"""The C library of kernels, bound by `ctypes`: a call costs about a microsecond and lets go of the interpreter lock.
+
+The structures are those of `csrc/cpu/include/textgen_cpu.h`, which says what each field means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ABI = 1
+F32, BF16, F16, I8 = 0, 1, 2, 3
+DTYPES = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16, torch.int8: I8}
+ARGS, NUMBERS = 24, 8
+
+
+class KernelsMissing(Exception):
+    """The machine, the build or the request has no kernels; the message says why."""
+
+
+class Rows(Structure):
+    _fields_ = [
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("stride", c_int64),
+        ("scale_stride", c_int64),
+        ("rows", c_int64),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class BufferRecord(Structure):
+    _fields_ = [
+        ("address", c_void_p),
+        ("offset", c_int64),
+        ("width", c_int64),
+        ("stride", c_int64),
+        ("dtype", c_int32),
+        ("extent", c_int32),
+    ]
+
+
+class Group(Structure):
+    _fields_ = [("rows", c_void_p), ("tables", c_void_p), ("table_stride", c_int64), ("block_size", c_int64)]
+
+
+class Step(Structure):
+    _fields_ = [
+        ("tokens", c_int64),
+        ("outputs", c_int64),
+        ("segments", c_int64),
+        ("groups", c_int64),
+        ("ids", c_void_p),
+        ("positions", c_void_p),
+        ("offsets", c_void_p),
+        ("starts", c_void_p),
+        ("lengths", c_void_p),
+        ("sampled", c_void_p),
+        ("group", POINTER(Group)),
+    ]
+
+
+class Operation(Structure):
+    _fields_ = [("kind", c_int32), ("flags", c_int32), ("args", c_int64 * ARGS), ("numbers", c_double * NUMBERS)]
+
+
+class PlanOptions(Structure):
+    _fields_ = [
+        ("ops", POINTER(Operation)),
+        ("buffers", POINTER(BufferRecord)),
+        ("arena", c_void_p),
+        ("op_count", c_int64),
+        ("buffer_count", c_int64),
+        ("arena_bytes", c_int64),
+        ("max_tokens", c_int64),
+        ("max_outputs", c_int64),
+        ("max_segments", c_int64),
+        ("max_context", c_int64),
+    ]
+
+
+class _Api(Structure):
+    _fields_ = [
+        ("abi", c_uint32),
+        ("size", c_uint32),
+        ("isa", c_char_p),
+        ("error", CFUNCTYPE(c_char_p)),
+        ("pool_create", CFUNCTYPE(c_void_p, c_int32, c_int64, c_void_p)),
+        ("pool_destroy", CFUNCTYPE(None, c_void_p)),
+        ("weight_create", CFUNCTYPE(c_void_p, c_int32, c_int64, c_int64, c_int64)),
+        ("weight_pack", CFUNCTYPE(c_int32, c_void_p, c_int64, POINTER(Rows))),
+        ("weight_bytes", CFUNCTYPE(c_int64, c_void_p)),
+        ("weight_destroy", CFUNCTYPE(None, c_void_p)),
+        ("plan_create", CFUNCTYPE(c_void_p, c_void_p, POINTER(PlanOptions))),
+        ("plan_run", CFUNCTYPE(c_int32, c_void_p, POINTER(Step))),
+        ("plan_profile", CFUNCTYPE(None, c_void_p, c_void_p)),
+        ("plan_destroy", CFUNCTYPE(None, c_void_p)),
+    ]
+
+
+class Handle:
+    """Something of the library's; it is destroyed with this object, after which `keeps` may go."""
+
+    def __init__(self, address: int, destroy: Any, *keeps: object) -> None:
+        self.address = address
+        weakref.finalize(self, _destroy, destroy, address, keeps)
+
+
+def _destroy(destroy: Any, address: int, keeps: object) -> None:
+    destroy(address)
+
+
+class Kernels:
+    """The kernels of one instruction set. `KernelsMissing`: there are none, or they refuse something."""
+
+    def __init__(self, isa: str | None = None, library: Path | None = None) -> None:
+        """library: one that `make -C csrc/cpu` built, in place of the one in the router's extension."""
+        self._api = _Api.from_address(_address(isa, library))
+        if self._api.abi != ABI:
+            raise KernelsMissing(f"the library speaks version {self._api.abi}, this package version {ABI}; build again")
+        self.isa: str = self._api.isa.decode()
+
+    def pool(self, workers: int, spin_us: int) -> Handle:
+        return self._made(self._api.pool_create(workers, spin_us, None), self._api.pool_destroy)
+
+    def weight(self, form: int, outputs: int, inputs: int, group: int = 0) -> Handle:
+        return self._made(self._api.weight_create(form, outputs, inputs, group), self._api.weight_destroy)
+
+    def pack(self, weight: Handle, first: int, values: Tensor, scales: Tensor | None = None) -> None:
+        """Copy rows of a matrix into place. values [rows, in]; scales float32 [rows, 1 or groups]."""
+        rows = Rows(
+            values=values.data_ptr(),
+            scales=None if scales is None else scales.data_ptr(),
+            stride=values.stride(0),
+            scale_stride=0 if scales is None else scales.stride(0),
+            rows=len(values),
+            dtype=DTYPES[values.dtype],
+        )
+        self._check(self._api.weight_pack(weight.address, first, ctypes.byref(rows)))
+
+    def plan(self, pool: Handle, options: PlanOptions, *keeps: object) -> Handle:
+        made = self._api.plan_create(pool.address, ctypes.byref(options))
+        return self._made(made, self._api.plan_destroy, pool, *keeps)
+
+    def run(self, plan: Handle, step: Step) -> None:
+        self._check(self._api.plan_run(plan.address, ctypes.byref(step)))
+
+    def profile(self, plan: Handle, nanoseconds: int | None) -> None:
+        """Add up each operation's time at an address of [operations] int64."""
+        self._api.plan_profile(plan.address, nanoseconds)
+
+    def _made(self, address: int | None, destroy: Any, *keeps: object) -> Handle:
+        if address is None:
+            raise KernelsMissing(self._error())
+        return Handle(address, destroy, self, *keeps)
+
+    def _check(self, result: int) -> None:
+        if result < 0:
+            raise KernelsMissing(self._error())
+
+    def _error(self) -> str:
+        return str(self._api.error().decode())
+
+
+def _address(isa: str | None, library: Path | None) -> int:
+    """Of the `tg_api` for the instruction set."""
+    if library is not None:
+        find = ctypes.CDLL(str(library)).tg_cpu_api
+        find.restype, find.argtypes = c_void_p, [c_char_p]
+        address = find(None if isa is None else isa.encode())
+        if address is None:
+            raise KernelsMissing(f"this machine cannot run the kernels {isa}")
+        return int(address)
+    try:
+        from textgen import _router  # here: a shard without a plan has no use for it
+
+        return _router.cpu_api(isa)
+    except (AttributeError, ValueError) as error:
+        raise KernelsMissing(str(error)) from None

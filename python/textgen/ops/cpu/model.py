@@ -1,0 +1,157 @@
+"""A decoder that the kernels run: one call for the layers of a step, one for its logits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from textgen.layers.cache import LayerCache
+from textgen.models.decoder import Decoder, Model, PackedBatch
+from textgen.models.spec import DecoderSpec
+from textgen.ops.cpu.instructions import Embed
+from textgen.ops.cpu.library import Group, Handle, Kernels, KernelsMissing, Step
+from textgen.ops.cpu.lower import LayerPlace, Lowered, check_lowerable
+from textgen.ops.cpu.record import Recording, record
+from textgen.ops.cpu.values import NotRecorded
+from textgen.ops.reference_attention import PagedAttention
+
+log = logging.getLogger(__name__)
+
+SPIN_US = 200  # that a worker waits for the next step before it sleeps
+PROMPT_ROWS = 64  # logits of a prompt are asked for in so many rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSizes:
+    """The largest step: tokens, sequences, and tokens of a sequence; the threads that run it."""
+
+    max_tokens: int
+    max_slots: int
+    max_context: int
+    threads: int
+
+
+class PlannedModel:
+    """See `Model`; what a method returns is overwritten by its next call."""
+
+    def __init__(self, recording: Recording, kernels: Kernels, sizes: PlanSizes) -> None:
+        """Its weights are filled in by `pack`. Raises `KernelsMissing` when the kernels lack an operation."""
+        self.spec: DecoderSpec = recording.spec
+        self.like = next(each.table for each in recording.hidden.instructions if isinstance(each, Embed))
+        self._kernels, self._sizes = kernels, sizes
+        self._pool = kernels.pool(sizes.threads, SPIN_US)
+        self._hidden = Lowered(kernels, recording.hidden, sizes.max_tokens)
+        self._rows = max(sizes.max_slots, PROMPT_ROWS)
+        self._logits = Lowered(kernels, recording.logits, self._rows)
+        self._logits_plan = self._logits.plan(self._pool, 0, 0)
+        self._plan: Handle | None = None
+        self._bound: object = None
+        self._step = Step()
+        keys = torch.empty((1, 1, self.spec.num_kv_heads, self.spec.head_dim), dtype=self.like.dtype)
+        nowhere = LayerPlace(LayerCache(keys, keys), 0, None)
+        self._hidden.plan(self._pool, sizes.max_tokens, sizes.max_context, [nowhere] * self.spec.num_layers)
+
+    @property
+    def isa(self) -> str:
+        return self._kernels.isa
+
+    @property
+    def operations(self) -> int:
+        """Of one step."""
+        return self._hidden.operations + self._logits.operations
+
+    def pack(self) -> None:
+        """Copy the weights into the kernels' form, letting go of the originals on the way."""
+        self._hidden.pack()
+        self._logits.pack()
+
+    def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """[tokens, hidden] after the last layer, not yet normed; writes the cache."""
+        groups, of_layers = _groups(batch)
+        windows = tuple(attention.window for attention, _ in groups)
+        bound = ([id(cache) for cache in caches], of_layers, windows)
+        if self._plan is None or self._bound != bound:
+            places = [LayerPlace(cache, at, windows[at]) for cache, at in zip(caches, of_layers, strict=True)]
+            sizes = self._sizes
+            self._plan = self._hidden.plan(self._pool, sizes.max_tokens, sizes.max_context, places)
+            self._bound = bound
+        tokens = len(batch.ids)
+        keeps = _fill(self._step, batch, groups)
+        self._kernels.run(self._plan, self._step)
+        del keeps
+        return self._hidden.view(self._hidden.program.result, tokens)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] float32 from rows of `hidden`."""
+        if len(hidden) > self._rows:
+            return torch.cat([self.logits(part).clone() for part in torch.split(hidden, self._rows)])
+        program = self._logits.program
+        assert program.given is not None
+        self._logits.view(program.given, len(hidden)).copy_(hidden)
+        self._kernels.run(self._logits_plan, Step(tokens=len(hidden)))
+        return self._logits.view(program.result, len(hidden))
+
+
+def _groups(batch: PackedBatch) -> tuple[list[tuple[PagedAttention, Tensor]], list[int]]:
+    """Distinct attentions of the step with their rows, and each layer's."""
+    numbers: dict[tuple[int, int], int] = {}
+    groups: list[tuple[PagedAttention, Tensor]] = []
+    of_layers = []
+    for attention, rows in zip(batch.attention, batch.rows, strict=True):
+        key = id(attention), id(rows)
+        if (number := numbers.get(key)) is None:
+            assert isinstance(attention, PagedAttention)
+            number = numbers[key] = len(groups)
+            groups.append((attention, rows))
+        of_layers.append(number)
+    return groups, of_layers
+
+
+def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention, Tensor]]) -> object:
+    """Point the step at the batch. What is returned must live until the step has run."""
+    layout = groups[0][0].layout
+    columns = [np.ascontiguousarray(column, np.int64) for column in (layout.offsets, layout.starts, layout.lengths)]
+    records = (Group * len(groups))()
+    tables = []
+    for group, (attention, rows) in zip(records, groups, strict=True):
+        table = np.ascontiguousarray(attention.layout.tables, np.int32)
+        tables.append(table)
+        group.rows, group.tables = rows.data_ptr(), table.ctypes.data
+        group.table_stride, group.block_size = table.shape[1], attention.layout.block_size
+    step.tokens, step.segments, step.groups = len(batch.ids), len(columns[0]), len(groups)
+    step.ids, step.positions = batch.ids.data_ptr(), batch.positions.data_ptr()
+    step.offsets, step.starts, step.lengths = (column.ctypes.data for column in columns)
+    step.group = records
+    return columns, tables, records, batch
+
+
+def load_planned(load: Callable[[], Model], isa: str | None, sizes: PlanSizes) -> Model:
+    """The loaded model as a plan, or as it is, with a line in the log, where plan, machine or build lack something.
+
+    Raises what `load` raises.
+    """
+    model = load()
+    if not isinstance(model, Decoder):
+        log.info("plan: off, because Transformers' own modelling runs this model")
+        return model
+    try:
+        planned = _planned(model, isa, sizes)
+    except (NotRecorded, KernelsMissing) as error:
+        log.info("plan: off, because of this: %s", error)
+        return model
+    log.info("plan: %d operations, kernels for %s", planned.operations, planned.isa)
+    del model  # so that each weight is let go as soon as it is packed
+    planned.pack()
+    return planned
+
+
+def _planned(decoder: Decoder, isa: str | None, sizes: PlanSizes) -> PlannedModel:
+    recording = record(decoder)
+    check_lowerable(recording.hidden)
+    check_lowerable(recording.logits)
+    return PlannedModel(recording, Kernels(isa), sizes)

@@ -1,0 +1,92 @@
+"""A decoder, run once over recorded values, becomes two programs: of hidden states, and of the logits of such."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from textgen.layers.cache import LayerCache
+from textgen.layers.experts import Experts
+from textgen.layers.latent import LatentAttention
+from textgen.layers.weight import Weight
+from textgen.models.decoder import Decoder, PackedBatch
+from textgen.models.spec import DecoderSpec
+from textgen.ops import Ops
+from textgen.ops.cpu.fuse import fuse
+from textgen.ops.cpu.instructions import Program, Scale
+from textgen.ops.cpu.values import (
+    LayerPlace,
+    NotRecorded,
+    RecordedAttention,
+    RecordedOps,
+    RecordedWeight,
+    Rows,
+    Tape,
+    TokenNumbers,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """`hidden`: from ids and positions to the rows after the last layer. `logits`: from such rows to float32 logits."""
+
+    spec: DecoderSpec
+    hidden: Program
+    logits: Program
+
+
+def record(decoder: Decoder) -> Recording:
+    """Raises `NotRecorded` with what a plan has no operation for."""
+    spec, dtype = decoder.spec, decoder.like.dtype
+    double = _double(decoder, decoder.ops)
+    return Recording(spec, _hidden(double, Tape(dtype)), _logits(double, Tape(dtype)))
+
+
+def _hidden(double: Any, tape: Tape) -> Program:
+    layers = range(double.spec.num_layers)
+    places: list[Any] = [LayerCache(_any(LayerPlace(at, False)), _any(LayerPlace(at, True))) for at in layers]
+    batch = PackedBatch(
+        ids=_any(TokenNumbers(tape, False)),
+        positions=_any(TokenNumbers(tape, True)),
+        rows=[_any(None) for _ in layers],
+        attention=[RecordedAttention(layer) for layer in layers],
+    )
+    result = double.hidden(batch, places)
+    return fuse(Program(tuple(tape.instructions), result.at))
+
+
+def _logits(double: Any, tape: Tape) -> Program:
+    given, scalings = tape.new(double.spec.hidden_size), double.spec.scalings
+    x = Rows(tape, given, (given.width,))
+    result = double.head(x if double.norm is None else double.norm(x)).at
+    result.buffer.dtype = torch.float32  # what samples reads them so: rounding in between would only make ties
+    if scalings.logits != 1.0 or scalings.logits_soft_cap is not None:
+        tape.add(Scale(factor=scalings.logits, soft_cap=scalings.logits_soft_cap, x=result))
+    return fuse(Program(tuple(tape.instructions), result, given))
+
+
+def _double(node: Any, ops: Ops) -> Any:
+    """The same layers with recording operations and weights."""
+    if node is ops:
+        return RecordedOps()
+    if isinstance(node, (Experts, LatentAttention)):
+        raise NotRecorded("experts" if isinstance(node, Experts) else "latent attention")
+    if isinstance(node, tuple):
+        return tuple(_double(each, ops) for each in node)
+    if isinstance(node, Weight):
+        return RecordedWeight(node, node.outputs)
+    if isinstance(node, Tensor | DecoderSpec) or not is_dataclass(node) or isinstance(node, type):
+        return node
+    changed = {each.name: _double(value, ops) for each in fields(node) if _may_hold(value := getattr(node, each.name))}
+    return replace(node, **changed)
+
+
+def _may_hold(value: object) -> bool:
+    return not isinstance(value, str | int | float | Tensor | DecoderSpec | None)
+
+
+def _any(value: Any) -> Any:
+    return value

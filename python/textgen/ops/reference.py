@@ -1,0 +1,114 @@
+"""Each operation of a decoder in a few lines of torch: the numbers every faster implementation must equal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from textgen.models.spec import Activation, ClampedSilu, GatedActivation
+from textgen.ops.interface import Attention, CrossLayout, SegmentLayout
+from textgen.ops.reference_attention import PagedAttention
+from textgen.ops.reference_cross import CrossAttention
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / rms(x) * weight (arXiv 1910.07467) over the last dimension; computed in float32, returned in x's dtype.
+
+    x [..., size]; weight [size] or any shape that broadcasts over x, in x's dtype or float32.
+    """
+    size = (x.shape[-1],)
+    if weight is None or (weight.dim() == 1 and weight.dtype == x.dtype):
+        return F.rms_norm(x, size, weight, eps)
+    return (F.rms_norm(x.float(), size, None, eps) * weight).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / std * weight + bias (arXiv 1607.06450) over the last dimension; shapes and dtypes as `rms_norm`."""
+    size = (x.shape[-1],)
+    if weight is None or (weight.dim() == 1 and weight.dtype == x.dtype):
+        return F.layer_norm(x, size, weight, bias, eps)
+    normed = F.layer_norm(x.float(), size, None, None, eps) * weight
+    return (normed if bias is None else normed + bias).to(x.dtype)
+
+
+def rotary_table(positions: Tensor, inverse_frequencies: Tensor, factor: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """factor * cos and signed factor * sin of each token's angles, each [tokens, 1, dim] in the dtype of `like`.
+
+    positions [tokens] int64, inverse_frequencies [dim / 2] float32. The sine of the first half is negated, so that
+    `rotate` is one product with a rolled copy.
+    """
+    angles = positions[:, None].float() * inverse_frequencies
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return (
+        torch.cat((cos, cos), dim=-1).to(like.dtype)[:, None],
+        torch.cat((-sin, sin), dim=-1).to(like.dtype)[:, None],
+    )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding (arXiv 2104.09864, halves as in GPT-NeoX) of the first `dim` numbers of each head.
+
+    x [tokens, heads, head_dim], tables of `rotary_table`.
+    """
+    dim = cos.shape[-1]
+    if dim < x.shape[-1]:
+        return torch.cat((rotate(x[..., :dim], cos, sin), x[..., dim:]), dim=-1)
+    return (x * cos).addcmul_(x.roll(dim // 2, dims=-1), sin)
+
+
+def activate(x: Tensor, kind: Activation) -> Tensor:
+    """The activation of an MLP without a gate, element by element."""
+    match kind:
+        case "silu":
+            return F.silu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        case "relu":
+            return F.relu(x)
+        case "relu2":
+            return F.relu(x).square_()
+
+
+def activate_gated(gate_up: Tensor, kind: GatedActivation) -> Tensor:
+    """activation(gate) * up (arXiv 2002.05202). gate_up [tokens, 2 * intermediate], returns [tokens, intermediate]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if not isinstance(kind, ClampedSilu):
+        return activate(gate, kind).mul_(up)
+    gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
+    return (gate * torch.sigmoid(gate * kind.alpha)).mul_(up.add_(1))
+
+
+def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Each group of rows times a matrix of its own, as `x @ weight.T`.
+
+    x [rows, in], group after group; weights [groups, out, in]; ends [groups] int32, the row each group ends before.
+    Sizes of rows are multiples of 16 bytes.
+    """
+    return F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+
+
+def write_kv(cache: Tensor, rows: Tensor, new: Tensor) -> None:
+    """Scatter new keys (or values) into the paged cache.
+
+    cache [blocks, block_size, kv_heads, head_dim]; rows [tokens] int64 = block * block_size + offset;
+    new [tokens, kv_heads, head_dim].
+    """
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, rows, new)
+
+
+def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """cache[targets] = cache[sources]; every source is read before any target is written. Both [m] int64."""
+    cache.index_copy_(0, targets, cache.index_select(0, sources))
+
+
+def attention(layout: SegmentLayout, window: int | None, like: Tensor) -> Attention:
+    """The step's attention plan; `window` is how many tokens back a token sees, itself included (None: all)."""
+    return PagedAttention(layout, window, like.device)
+
+
+def cross_attention(layout: CrossLayout, like: Tensor) -> Attention:
+    """The step's attention to inputs that an encoder has read: each token sees the whole input of its sequence."""
+    return CrossAttention(layout, like.device)

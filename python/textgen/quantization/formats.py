@@ -1,0 +1,51 @@
+"""What `--quantize` may say, and the bytes it makes of a model. Without torch: the launcher plans with it."""
+
+from __future__ import annotations
+
+from textgen.models.spec import DecoderSpec, ExpertsSpec
+
+NAMES = ("int8", "int4")
+GROUP = 32  # inputs that share a scale of a 4-bit weight
+
+OF_TGI = {
+    "awq": "checkpoints in AWQ's format are not read yet",
+    "bitsandbytes": "use int8, which does the same: 8 bits while loading",
+    "bitsandbytes-fp4": "use int4: 4 bits while loading",
+    "bitsandbytes-nf4": "use int4: 4 bits while loading",
+    "compressed-tensors": "a checkpoint that says so in its config.json is read without the flag",
+    "eetq": "use int8, which does the same: 8 bits while loading",
+    "exl2": "checkpoints in EXL2's format are not read yet",
+    "fp8": "a checkpoint in 8-bit floating point is read without the flag",
+    "gptq": "checkpoints in GPTQ's format are not read yet",
+    "marlin": "checkpoints in Marlin's format are not read yet",
+}
+"""Names of Text Generation Inference that are refused, and what to do instead."""
+
+
+def quantize_name(value: str) -> str:
+    """One of `NAMES`. Raises `ValueError` with the end of a sentence that says which there are."""
+    word = value.strip().lower()
+    if word in NAMES:
+        return word
+    why = f" ({OF_TGI[word]})" if word in OF_TGI else ""
+    raise ValueError(f"must be one of {', '.join(NAMES)}{why}")
+
+
+def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None) -> int:
+    """What the weights take: `parameters` numbers of `size` bytes each, but for those that are quantized.
+
+    Embeddings and experts keep the model's type. A tied head is a quantized copy of the embedding.
+    """
+    if quantize is None:
+        return parameters * size
+    table = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
+    kept = table + (0 if spec.positions is None else spec.positions.rows * spec.hidden_size)
+    for layer in spec.layers:
+        if isinstance(layer.mlp, ExpertsSpec):
+            kept += layer.mlp.count * (3 * layer.mlp.intermediate_size + 1) * spec.hidden_size
+    kept = min(kept, parameters)
+    quantized = parameters - kept + (table if spec.tied_head else 0)
+    return kept * size + int(quantized * BYTES[quantize])
+
+
+BYTES = {"int8": 1 + 4 / 256, "int4": 0.5 + 2 / GROUP}  # of a number, its share of a scale included

@@ -1,0 +1,75 @@
+"""The executor: one thread that takes frames in order, runs steps and answers on the socket itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from textgen.shard.errors import ShardError
+from textgen.shard.link import Broken, FrameWriter, Inbox, Received, RouterGone
+from textgen.shard.metrics import Metrics
+from textgen.shard.protocol import Admit, Failed, Hello, Step, Stop
+from textgen.shard.runner import Runner
+
+log = logging.getLogger(__name__)
+
+
+class Executor:
+    """`run` is the thread's whole life; `check_integrity` may be asked from any other thread."""
+
+    def __init__(self, runner: Runner, inbox: Inbox, writer: FrameWriter, metrics: Metrics, stuck_after: float) -> None:
+        self._runner, self._inbox, self._writer, self._metrics = runner, inbox, writer, metrics
+        self._stuck_after = stuck_after
+        self._busy_since: float | None = None  # seconds, monotonic
+        self._ended = False
+
+    def run(self, hello: Hello) -> None:
+        """Say hello, then answer frames until a Stop or until the router is gone. Raises `ShardError`."""
+        try:
+            self._writer.send([hello])
+            while self._answer(self._inbox.get()):
+                self._busy_since = None
+        except RouterGone as error:
+            log.info("the router closed the connection: %s", error)
+        finally:
+            self._ended = True
+
+    def check_integrity(self) -> str | None:
+        """What is wrong, None when nothing is."""
+        if self._ended:
+            return "the executor has ended"
+        since = self._busy_since
+        if since is not None and time.monotonic() - since > self._stuck_after:
+            return f"a step has been running for {time.monotonic() - since:.0f} seconds"
+        return None
+
+    def _answer(self, received: Received) -> bool:
+        """Answer one frame; False after the last."""
+        self._busy_since = time.monotonic()
+        match received.message:
+            case Step() as step:
+                outcome = self._runner.step(step, received.at_ns)
+                self._writer.send(outcome.frames)
+                self._metrics.observe(outcome)
+            case Admit() as admit:
+                self._send_failures(self._runner.admit(admit))
+            case Broken(message=message, fatal=fatal):
+                self._send_failures([Failed(None, b"", "protocol", message)])
+                if fatal:
+                    raise ShardError(f"the router's stream cannot be read: {message}")
+            case Stop():
+                return False
+        return True
+
+    def _send_failures(self, failures: list[Failed]) -> None:
+        for failure in failures:
+            self._metrics.failure(failure.kind)
+        self._writer.send(failures)
+
+
+def use_threads(count: int | None) -> None:
+    """Bind torch to `count` threads. Called in the thread that computes: the pool belongs to it."""
+    if count is not None:
+        torch.set_num_threads(count)

@@ -1,0 +1,101 @@
+"""Grammar masks: which tokens may be sampled. The router writes them during the forward pass, they are read after."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from textgen.ops.sampling import Mask
+from textgen.shard.protocol import Ints, ProtocolError, StepColumns
+
+PARTS = 4  # steps' worth of slots: two steps are in flight, so a slot is read before its next turn
+HEADER = 64  # bytes before a mask's bits: u64 stamp, u64 kind, the rest unused; keeps slots on cache lines of their own
+PAUSE = 20e-6  # seconds between two looks at a stamp that is not there yet
+
+KIND_BITS = 0  # the bits say which tokens are allowed
+KIND_ANY = 1  # no bits: sample freely, the router does not use the result
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSize:
+    """How the region `masks` is laid out."""
+
+    max_slots: int
+    vocab_size: int
+
+    @property
+    def count(self) -> int:
+        """Mask slots."""
+        return PARTS * self.max_slots
+
+    @property
+    def row(self) -> int:
+        """Bytes of one mask's bits, in whole u32 words."""
+        return 4 * -(-self.vocab_size // 32)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one slot to the next."""
+        return HEADER + -(-self.row // 64) * 64
+
+    @property
+    def region(self) -> int:
+        """Bytes of the region."""
+        return self.count * self.stride
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The masks of a step, in the order asked for."""
+
+    late: Mask  # [n] not there in time
+    free: Mask  # [n] there, and without bits
+    bits: NDArray[np.uint8]  # [n, row] little-endian bits by token id; of late and free ones meaningless
+    waited: float  # seconds
+
+
+class MaskBoard:
+    """The region as the shard sees it: it reads, the router writes. `timeout`: seconds, for all masks of a step."""
+
+    def __init__(self, region: memoryview, size: MaskSize, timeout: float) -> None:
+        self._size, self.timeout = size, timeout
+        rows = np.frombuffer(region, np.uint8).reshape(size.count, size.stride)
+        self._bits = rows[:, HEADER : HEADER + size.row]
+        self._stamps, self._kinds = rows[:, :8].view("<u8")[:, 0], rows[:, 8:16].view("<u8")[:, 0]
+        self._barrier = threading.Lock()
+
+    def forget(self) -> None:
+        """Void every stamp: of a memory that an earlier shard has used."""
+        self._stamps[:] = 0
+
+    def check(self, columns: StepColumns) -> None:
+        """Refuse pairs that name no sampled segment or no mask slot. Raises `ProtocolError`."""
+        segments, slots = columns.masks.T
+        if int(segments.max()) >= len(columns.slot):
+            raise ProtocolError(f"a mask names segment {segments.max()} of {len(columns.slot)}")
+        if int(slots.max()) >= self._size.count:
+            raise ProtocolError(f"mask slot {slots.max()} is not below {self._size.count}")
+        if len(np.unique(segments)) != len(segments) or len(np.unique(slots)) != len(slots):
+            raise ProtocolError("a segment or a mask slot is named twice by the masks of a step")
+        if not columns.samples[segments].all():
+            raise ProtocolError("a mask names a segment that samples nothing")
+
+    def read(self, step: int, slots: Ints) -> Arrived:
+        """Wait until the masks of the step are there, at most until the timeout; `slots` [n] are checked."""
+        started = time.monotonic()
+        stamp = np.uint64(step + 1)
+        late: Mask = self._stamps[slots] != stamp
+        while late.any() and time.monotonic() - started < self.timeout:
+            time.sleep(PAUSE)
+            late = self._stamps[slots] != stamp
+        # The router writes the bits, then the stamp. A processor that reorders reads must not take older bits: taking
+        # and giving back a lock, twice, orders what comes after behind what came before.
+        for _ in range(2):
+            with self._barrier:
+                pass
+        free: Mask = ~late & (self._kinds[slots] == KIND_ANY)
+        return Arrived(late, free, self._bits[slots], time.monotonic() - started)

@@ -1,0 +1,288 @@
+"""The step itself: admit, run the segments, sample, answer. One thread, strictly in the order of the frames."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from textgen.models.decoder import Model
+from textgen.models.groups import LayerGroups
+from textgen.ops import Ops
+from textgen.ops.sampling import Allowed, Mask, choose, score, shape
+from textgen.shard.batch import Bounds, Fault, Segments, check_admit, check_segments, check_step, pack
+from textgen.shard.cache import KvCache
+from textgen.shard.memory import SharedMemory, WideLimit
+from textgen.shard.protocol import (
+    Admit,
+    Done,
+    Failed,
+    Ints,
+    ProtocolError,
+    Step,
+    StepColumns,
+    Times,
+    pack_f32,
+    pack_ones,
+    pack_u32,
+    step_columns,
+)
+from textgen.shard.slots import Slots
+from textgen.shard.wide import prompt_logprobs, top_tokens
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step answers, and its size for the metrics."""
+
+    frames: Sequence[Done | Failed]
+    segments: int = 0
+    tokens: int = 0
+    mask_wait: float | None = None  # seconds; None without masks
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    slots: Ints
+    tokens: Tensor  # [n] int64
+    logprobs: Tensor  # [n]
+    kept: Mask  # [n] false in the rows of `faults`
+    top: list[bytes]  # per row; empty without top-n
+    faults: Sequence[Fault] = ()
+    mask_wait: float | None = None
+
+
+class Runner:
+    """Holds the model, its cache and the seats; each method answers one frame of the router."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KvCache,
+        groups: LayerGroups,
+        slots: Slots,
+        bounds: Bounds,
+        memory: SharedMemory,
+        ops: Ops,
+    ) -> None:
+        self.model, self.cache, self.slots, self.bounds = model, cache, slots, bounds
+        self.memory, self._ops = memory, ops
+        self.groups = groups
+
+    @torch.inference_mode()
+    def admit(self, admit: Admit) -> list[Failed]:
+        """Seat a sequence. The answer is empty when all is well."""
+        try:
+            fault = check_admit(admit, self.bounds)
+        except ProtocolError as error:
+            return [Failed(None, pack_u32([admit.slot]), "protocol", str(error))]
+        if fault is None:
+            self.slots.admit(admit)
+            return []
+        self.slots.free(fault.slots)
+        self.slots.refuse(fault.slots, fault.kind)
+        return [_failed(None, fault)]
+
+    @torch.inference_mode()
+    def step(self, step: Step, received_ns: int) -> Outcome:
+        """Run one step. Whatever goes wrong in it becomes a `Failed` frame."""
+        columns: StepColumns | None = None
+        try:
+            columns = step_columns(step)
+            check_step(columns, self.slots, self.bounds)
+            if columns.masks.size:
+                self.memory.masks.check(columns)
+            return self._run(step.step, columns, received_ns)
+        except ProtocolError as error:
+            return self._abandon(step, columns, "protocol", str(error))
+        except WideLimit as error:
+            return self._abandon(step, columns, "limit", str(error))
+        except Exception as error:  # the boundary that keeps a step's failure out of the next step
+            log.exception("step %d failed", step.step)
+            reason = str(error).strip().partition("\n")[0]
+            return self._abandon(step, columns, "internal", f"the step failed: {type(error).__name__}: {reason}")
+
+    def _abandon(self, step: Step, columns: StepColumns | None, kind: str, message: str) -> Outcome:
+        """The whole step failed: none of its slots goes on before it is admitted again."""
+        if columns is not None:
+            self.slots.fail(columns.slot[columns.slot < self.bounds.max_slots], kind)
+        return Outcome([Failed(step.step, b"", kind, message)])
+
+    def _run(self, number: int, columns: StepColumns, received_ns: int) -> Outcome:
+        slots = self.slots
+        slots.free(columns.freed)
+        if columns.copies.size:
+            self.cache.copy_pages(columns.copies, self._ops)
+        segments, inputs, faults = check_segments(columns, slots, self.bounds)
+        for fault in faults:
+            slots.fail(fault.slots, fault.kind)
+        slots.append_blocks(segments.slot, segments.new_pages, segments.blocks)
+        slots.start[segments.slot] = segments.start
+        started = forwarded = time.monotonic_ns()
+        sampled, prompts = _NOTHING, {}
+        if segments.slot.size:
+            batch = pack(segments, inputs, slots, self._ops, self.groups, self.model.like)
+            hidden = self.model.hidden(batch, self.cache.layers)
+            logits = self._sampled_logits(segments, hidden)
+            forwarded = time.monotonic_ns()
+            masks = columns.slot[columns.masks[:, 0]], columns.masks[:, 1]
+            sampled = self._sample(number, segments, logits, masks)
+            if segments.prompt_logprobs.any():
+                prompts = prompt_logprobs(self.model, slots, segments, batch.ids, hidden)
+        for fault in sampled.faults:
+            slots.fail(fault.slots, fault.kind)
+        faults += sampled.faults
+        return Outcome(
+            frames=[
+                *(_failed(number, fault) for fault in faults),
+                self._done(number, sampled, prompts, (received_ns, started, forwarded)),
+            ],
+            segments=len(segments.slot),
+            tokens=int(segments.length.sum()),
+            mask_wait=sampled.mask_wait,
+        )
+
+    def _sampled_logits(self, segments: Segments, hidden: Tensor) -> Tensor | None:
+        """[sampled, vocab], None when nothing is sampled."""
+        if not segments.sample.any():
+            return None
+        rows = (segments.offset + segments.length - 1)[segments.sample]
+        if len(rows) < hidden.shape[0]:
+            hidden = hidden.index_select(0, torch.from_numpy(rows).to(hidden.device))
+        return self.model.logits(hidden)
+
+    def _sample(self, number: int, segments: Segments, logits: Tensor | None, masks: tuple[Ints, Ints]) -> _Sampled:
+        """Draw the next tokens; they are kept on the device for segments that go on from them.
+
+        `masks`: slots of sequences under a grammar, and the mask slot of each.
+        """
+        slots = self.slots
+        if segments.tokens.size and slots.remembers[segments.slot].any():
+            self._remember_explicit(segments)
+        if logits is None:
+            return _NOTHING
+        chosen, position = segments.slot[segments.sample], segments.end[segments.sample]
+
+        def history(mask: Mask) -> Tensor:
+            rows = torch.from_numpy(chosen[mask]).to(logits.device)
+            return slots.history[:, : int(position[mask].max())].index_select(0, rows).long()
+
+        limits = self._limits(number, chosen, masks) if masks[0].size else None
+        allowed = None if limits is None else limits.allowed
+        rows, rules = slots.sampling_rows(chosen, position), slots.ruled_rows(chosen, position)
+        shaped = shape(logits, rows, history, allowed, rules)
+        tokens = choose(shaped, rows)
+        stuck = None if rules is None else chosen[rules.rows[rules.forbids(shaped, tokens).cpu().numpy()]]
+        scores = score(logits, tokens)
+        slots.last_token.index_copy_(0, torch.from_numpy(chosen).to(logits.device), tokens)
+        slots.has_last[chosen] = True
+        slots.remember(chosen, position, tokens)
+        top = top_tokens(logits, scores.normaliser, slots.top_n[chosen])
+        faults = _row_faults(chosen, tokens, scores.normaliser, stuck, limits, self.memory.masks.timeout)
+        kept = (
+            ~np.isin(chosen, np.concatenate([fault.slots for fault in faults]))
+            if faults
+            else np.ones_like(chosen, bool)
+        )
+        waited = None if limits is None else limits.waited
+        return _Sampled(chosen, tokens, scores.chosen, kept, top, faults, waited)
+
+    def _limits(self, number: int, chosen: Ints, masks: tuple[Ints, Ints]) -> _Limits:
+        """What the masks of this step say of the sampled rows; waits for them. Slots that have failed have no row."""
+        slots, places = masks
+        row_of = np.full(self.bounds.max_slots, -1)
+        row_of[chosen] = np.arange(len(chosen))
+        rows = row_of[slots]
+        alive = rows >= 0
+        if not alive.all():
+            rows, slots, places = rows[alive], slots[alive], places[alive]
+        arrived = self.memory.masks.read(number, places)
+        unbound, bits, late = arrived.late | arrived.free, arrived.bits, slots[arrived.late]
+        if unbound.any():
+            rows, slots, bits = rows[~unbound], slots[~unbound], bits[~unbound]
+        return _Limits(Allowed(rows, bits), slots, late, arrived.waited)
+
+    def _remember_explicit(self, segments: Segments) -> None:
+        owner, explicit = segments.owner, segments.explicit
+        tokens = torch.from_numpy(segments.tokens).to(self.slots.last_token.device)
+        self.slots.remember(segments.slot[owner][explicit], segments.positions(owner)[explicit], tokens)
+
+    def _done(self, number: int, sampled: _Sampled, prompts: dict[int, bytes], times: tuple[int, int, int]) -> Done:
+        if not sampled.kept.all():
+            sampled = _only_kept(sampled)
+        failed = self.slots.failed
+        pieces = [row for row in sampled.top if row]
+        pieces += [row for slot, row in prompts.items() if not failed[slot]]
+        wide = self.memory.write(number, pieces) if pieces else None
+        tokens, logprobs = sampled.tokens.cpu().numpy(), sampled.logprobs.cpu().numpy()
+        received, started, forwarded = times
+        return Done(
+            step=number,
+            slots=pack_u32(sampled.slots),
+            counts=pack_ones(len(sampled.slots)),
+            tokens=pack_u32(tokens),
+            logprobs=pack_f32(logprobs),
+            wide=wide,
+            times=Times(max(started - received, 0), forwarded - started, time.monotonic_ns() - forwarded),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What the grammar masks of a step allow."""
+
+    allowed: Allowed
+    slots: Ints  # of the rows of `allowed`
+    late: Ints  # slots whose mask has not come
+    waited: float
+
+
+def _row_faults(
+    chosen: Ints, tokens: Tensor, normaliser: Tensor, stuck: Ints | None, limits: _Limits | None, timeout: float
+) -> list[Fault]:
+    """Why sampled rows are of no use; a slot is named once, the first reason counts."""
+    broken = chosen[~normaliser.isfinite().cpu().numpy()]
+    reasons = [(broken, "numerics", "the model's logits are not finite")]
+    if stuck is not None:
+        reasons.append((stuck, "limit", NOTHING_LEFT))
+    if limits is not None:
+        dead = limits.slots[~limits.allowed.permits(tokens.cpu().numpy())]
+        reasons += [
+            (limits.late, "internal", f"the mask of its grammar did not come within {timeout:g} seconds"),
+            (dead, "limit", "its grammar allows no token here; use a looser grammar"),
+        ]
+    faults: list[Fault] = []
+    for slots, kind, message in reasons:
+        for fault in faults:
+            slots = np.setdiff1d(slots, fault.slots)
+        if slots.size:
+            faults.append(Fault(slots, kind, message))
+    return faults
+
+
+NOTHING_LEFT = "its rules leave no token to draw here; allow more tokens, or ban fewer"
+
+_NOTHING = _Sampled(np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0), np.zeros(0, np.bool_), [])
+
+
+def _only_kept(sampled: _Sampled) -> _Sampled:
+    kept = np.flatnonzero(sampled.kept)
+    return replace(
+        sampled,
+        slots=sampled.slots[kept],
+        tokens=sampled.tokens[kept],
+        logprobs=sampled.logprobs[kept],
+        kept=sampled.kept[kept],
+        top=[sampled.top[row] for row in kept] if sampled.top else [],
+    )
+
+
+def _failed(step: int | None, fault: Fault) -> Failed:
+    return Failed(step, pack_u32(fault.slots), fault.kind, fault.message)

@@ -1,0 +1,146 @@
+"""From settings to a running shard: load, plan, warm up, say hello, serve."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from textgen.layers.weight import WeightFormat
+from textgen.models.decoder import Model
+from textgen.models.groups import group_layers
+from textgen.models.load import load_model
+from textgen.models.spec import DecoderSpec
+from textgen.ops import select_ops
+from textgen.ops.cpu.model import PlanSizes, load_planned
+from textgen.parallel import Parallel
+from textgen.quantization.formats import GROUP
+from textgen.quantization.integers import Int4Format, Int8Format
+from textgen.shard.batch import Bounds
+from textgen.shard.cache import allocate_cache
+from textgen.shard.errors import OutOfMemory
+from textgen.shard.executor import Executor, use_threads
+from textgen.shard.link import FrameWriter, Inbox
+from textgen.shard.masks import MaskSize
+from textgen.shard.memory import SharedMemory, WideSize
+from textgen.shard.metrics import Metrics
+from textgen.shard.ops_app import OpsApp
+from textgen.shard.protocol import VERSION, Hello, KvFacts, Limits, ModelFacts, Phase
+from textgen.shard.runner import Runner
+from textgen.shard.settings import ShardSettings
+from textgen.shard.slots import Slots
+from textgen.shard.warmup import warm_up
+from textgen.shard.worker import Worker
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FORMATS: dict[str, WeightFormat] = {"int8": Int8Format(), "int4": Int4Format(GROUP)}
+
+
+class Phases:
+    """How long each part of starting took."""
+
+    def __init__(self) -> None:
+        self.done: list[Phase] = []
+
+    def add(self, name: str, seconds: float) -> None:
+        self.done.append(Phase(name, round(seconds, 3)))
+        log.info("%s: %.2f s", name, seconds)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.add(name, time.perf_counter() - started)
+
+
+def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: str, import_seconds: float) -> None:
+    """Serve until told to stop. Raises `ShardError` and `ModelError`."""
+    phases = Phases()
+    phases.add("import", import_seconds)
+    use_threads(settings.threads)
+    with phases.timed("load"), _memory_refusals(settings):
+        runner = build_runner(settings, memory_fd)
+    inbox, metrics = Inbox(), Metrics(runner.slots, settings.num_blocks)
+    executor = Executor(runner, inbox, FrameWriter(link), metrics, settings.stuck_after)
+
+    def prepare() -> Hello:
+        use_threads(settings.threads)
+        with phases.timed("warm-up"), _memory_refusals(settings):
+            warm_up(runner)
+        return hello(settings, runner, phases.done)
+
+    Worker(link, inbox, executor, OpsApp(executor, metrics), ops_path).run(prepare)
+
+
+def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
+    """Model, cache, seats and shared memory as the settings size them. Raises `ModelError` and `ShardError`."""
+    dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
+    parallel, ops = Parallel(settings.rank, settings.world_size), select_ops()
+    folder, trust = Path(settings.model_dir), settings.trust_remote_code
+    form = None if settings.quantize is None else FORMATS[settings.quantize]
+
+    def load() -> Model:
+        return load_model(folder, dtype, device, parallel, ops, settings.max_context, trust, form)
+
+    model = load() if settings.plan == "off" or settings.device != "cpu" else load_planned(load, *_plan(settings))
+    bounds = Bounds(
+        vocab_size=model.spec.vocab_size,
+        num_pages=settings.num_blocks,
+        max_slots=settings.max_slots,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_context=settings.max_context,
+        max_top_n=settings.max_top_n,
+        block_size=settings.block_size,
+        encoder=model.spec.encoder is not None,
+    )
+    groups = group_layers(model.spec.windows, settings.max_context)
+    cache = allocate_cache(model.spec, settings.num_blocks, settings.block_size, dtype, device, parallel, groups)
+    slots = Slots(settings.max_slots, settings.max_context, settings.block_size, device, groups.windows, bounds.encoder)
+    wide = WideSize(settings.max_batch_tokens, settings.max_slots, settings.max_top_n)
+    masks = MaskSize(settings.max_slots, model.spec.vocab_size)
+    memory = SharedMemory(memory_fd, wide, masks, settings.mask_timeout)
+    return Runner(model, cache, groups, slots, bounds, memory, ops)
+
+
+def _plan(settings: ShardSettings) -> tuple[str | None, PlanSizes]:
+    """The instruction set of the kernels that was asked for, and the largest step."""
+    return settings.cpu_isa, PlanSizes(
+        max_tokens=settings.max_batch_tokens,
+        max_slots=settings.max_slots,
+        max_context=settings.max_context,
+        threads=settings.threads or torch.get_num_threads(),
+    )
+
+
+def hello(settings: ShardSettings, runner: Runner, phases: list[Phase]) -> Hello:
+    spec: DecoderSpec = runner.model.spec
+    return Hello(
+        version=VERSION,
+        rank=settings.rank,
+        world_size=settings.world_size,
+        model=ModelFacts(spec.vocab_size, spec.max_positions, settings.dtype),
+        kv=KvFacts(settings.num_blocks, settings.block_size, runner.cache.bytes_per_page, list(runner.groups.windows)),
+        limits=Limits(settings.max_slots, settings.max_batch_tokens, settings.max_top_n),
+        regions=runner.memory.regions,
+        phases=phases,
+    )
+
+
+@contextmanager
+def _memory_refusals(settings: ShardSettings) -> Iterator[None]:
+    """Turn torch's several ways to say "no memory" into one."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "alloc" not in str(error) and "out of memory" not in str(error):
+            raise
+        size = f"{settings.num_blocks} KV blocks of {settings.block_size} tokens"
+        where = f"the memory of {settings.device}"
+        raise OutOfMemory(f"the model and {size} do not fit {where}; use fewer blocks") from None

@@ -1,0 +1,171 @@
+//! Sources that are made to cost much: each ends with an answer or an error, and takes nothing else down. Without the limits
+//! some of them take minutes, or all memory.
+
+use serde_json::{Value, json};
+
+use super::walk::walk;
+use super::{DEMO, compile};
+use crate::grammar::{Compiler, GrammarLimits, GrammarSource};
+
+fn schema(value: Value) -> GrammarSource {
+    GrammarSource::JsonSchema(value)
+}
+
+/// `a` intersected with `b`, nested.
+fn doubling(levels: usize) -> Value {
+    let names: Vec<String> = (0..=levels).map(|level| format!("d{level}")).collect();
+    let mut definitions = serde_json::Map::new();
+    for pair in names.windows(2) {
+        let next = format!("#/$defs/{}", pair[1]);
+        definitions.insert(pair[0].clone(), json!({"anyOf": [{"type": "array", "items": {"$ref": next}}, {"$ref": next}, {"allOf": [{"$ref": next}, {"$ref": next}]}]}));
+    }
+    definitions.insert(names[levels].clone(), json!({"type": "string"}));
+    json!({"$defs": definitions, "$ref": "#/$defs/d0"})
+}
+
+fn nested(levels: usize, wrap: impl Fn(Value) -> Value) -> Value {
+    (0..levels).fold(json!({"type": "integer"}), |inner, _| wrap(inner))
+}
+
+fn objects(count: usize) -> Value {
+    let properties: serde_json::Map<_, _> =
+        (0..count).map(|number| (format!("property_{number}"), json!({"type": "integer"}))).collect();
+    json!({"type": "object", "properties": properties, "additionalProperties": false})
+}
+
+pub(super) fn bombs() -> Vec<(&'static str, GrammarSource)> {
+    let regex = |text: &str| GrammarSource::Regex(text.to_owned());
+    let lark = |text: String| GrammarSource::Lark(text);
+    let chain = |count: usize, upper: bool| {
+        let name = |number: usize| if upper { format!("T{number}") } else { format!("r{number}") };
+        let rules: String = (0..count).map(|number| format!("{}: {}\n", name(number), name(number + 1))).collect();
+        format!("start: {}\n{rules}{}: \"x\"\n", name(0), name(count))
+    };
+    vec![
+        ("refs that double", schema(doubling(24))),
+        ("deep objects", schema(nested(30, |inner| json!({"type": "object", "properties": {"a": inner}})))),
+        ("very deep arrays", schema(nested(500, |inner| json!({"items": inner})))),
+        (
+            "anyOf of anyOf",
+            schema(nested(12, |inner| json!({"anyOf": [inner.clone(), {"type": "array", "items": inner}]}))),
+        ),
+        (
+            "allOf of anyOf",
+            schema(
+                json!({"allOf": (0..12).map(|n| json!({"anyOf": (0..8).map(|m| json!({"required": [format!("k{n}_{m}")]})).collect::<Vec<_>>()})).collect::<Vec<_>>()}),
+            ),
+        ),
+        ("a ref to itself", schema(json!({"$ref": "#"}))),
+        (
+            "refs in a circle",
+            schema(json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})),
+        ),
+        (
+            "circles that meet",
+            schema(
+                json!({"$defs": {"a": {"properties": {"c": {"$ref": "#/$defs/a"}}}, "b": {"properties": {"c": {"$ref": "#/$defs/b"}}}}, "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}),
+            ),
+        ),
+        ("many properties", schema(objects(3000))),
+        ("many items", schema(json!({"type": "array", "items": {"type": "string"}, "minItems": 100_000}))),
+        (
+            "bounded items of bounded items",
+            schema(nested(6, |inner| json!({"type": "array", "items": inner, "minItems": 50, "maxItems": 60}))),
+        ),
+        ("a long string", schema(json!({"type": "string", "minLength": 1_000_000}))),
+        ("a bounded long string", schema(json!({"type": "string", "minLength": 5000, "maxLength": 9000}))),
+        ("a large enum", schema(json!({"enum": (0..20_000).map(|n| format!("value {n}")).collect::<Vec<_>>()}))),
+        (
+            "patterns that meet",
+            schema(
+                json!({"allOf": (0..12).map(|n| json!({"pattern": format!("(a|b)*a(a|b){{{n}}}$")})).collect::<Vec<_>>()}),
+            ),
+        ),
+        (
+            "pattern properties",
+            schema(
+                json!({"patternProperties": (0..60).map(|n| (format!("^(a|b)*{n}(a|b){{12}}"), json!(true))).collect::<serde_json::Map<_, _>>()}),
+            ),
+        ),
+        (
+            "multiples",
+            schema(
+                json!({"type": "integer", "multipleOf": 999_983, "minimum": 0, "maximum": 9_007_199_254_740_991_u64}),
+            ),
+        ),
+        (
+            "lcm of multiples",
+            schema(
+                json!({"allOf": [{"type": "number", "multipleOf": 0.000_000_7}, {"type": "number", "multipleOf": 0.000_001_1}, {"type": "number", "multipleOf": 1234.5}]}),
+            ),
+        ),
+        ("nested stars", regex("(((a*)*)*)*b")),
+        ("overlapping plus", regex("(x+x+)+y")),
+        ("powers of repeats", regex("((((a{100}){100}){100}){100}){100}")),
+        ("a large repeat", regex("(abc|de){1000000}")),
+        ("a subset automaton", regex("(a|b)*a(a|b){40}")),
+        ("a subset automaton of any", regex(".*a.{200}b")),
+        ("any of unicode, often", regex(r"(\p{L}|\p{N}|\p{P}){5000}")),
+        ("alternatives in repeats", regex("((a|ab|abc|abcd){1,100}x?){1,100}")),
+        ("deep groups", regex(&format!("{}a{}", "(".repeat(5000), ")".repeat(5000)))),
+        ("many classes", regex(&"[a-zA-Z0-9]?".repeat(2000))),
+        ("a chain of rules", lark(chain(10_000, false))),
+        ("a chain of tokens", lark(chain(10_000, true))),
+        ("ambiguity", lark("start: s\ns: s s | \"a\" | \"a\" s | s \"a\"\n".to_owned())),
+        ("ambiguity in threes", lark("start: s\ns: s s s | s s | \"\" | \"a\"\n".to_owned())),
+        ("deep brackets", lark(format!("start: {}\"a\"{}", "(".repeat(20_000), ")".repeat(20_000)))),
+        ("repeats of rules", lark("start: a{1000}\na: b{1000}\nb: c{1000}\nc: \"x\" | \"y\"\n".to_owned())),
+        (
+            "many alternatives",
+            lark(format!("start: {}", (0..15_000).map(|n| format!("\"w{n}\"")).collect::<Vec<_>>().join(" | "))),
+        ),
+        ("negations", lark("start: A\nA: ~(~(/(a|b)*a(a|b){20}/) & /(a|b)*b(a|b){22}/)\n".to_owned())),
+        ("many choices", GrammarSource::Choice((0..4000).map(|n| format!("choice number {n} of many")).collect())),
+    ]
+}
+
+#[test]
+fn every_bomb_ends() {
+    for (name, source) in bombs() {
+        // A thread like the compiler's: recursion has as much room as there.
+        let run = std::thread::Builder::new().stack_size(256 << 20).spawn(move || {
+            let started = std::time::Instant::now();
+            let grammar = compile(&source, &DEMO);
+            let took = started.elapsed();
+            if let Ok(grammar) = &grammar {
+                // What compiled can be followed, or says that it cannot.
+                let mut matcher = grammar.matcher();
+                let mut mask = vec![0; DEMO.mask_words()];
+                for _ in 0..20 {
+                    if matcher.fill_mask(&mut mask).is_err() {
+                        break;
+                    }
+                    let tokens = super::walk::allowed(&mask);
+                    let Some(&token) = tokens.first() else { break };
+                    if matcher.advance(token).is_err() {
+                        break;
+                    }
+                }
+            }
+            (took, grammar.map(|_| ()))
+        });
+        let (took, outcome) = run.unwrap().join().unwrap_or_else(|_| panic!("{name} panicked"));
+        // Seen with `--nocapture`; no test can say how long is too long on every machine.
+        println!("{name}: {took:?}, {outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn bombs_do_not_keep_others_waiting() {
+    let limits = GrammarLimits {
+        compile_timeout: std::time::Duration::from_secs(600),
+        max_waiting_compiles: 1000,
+        ..GrammarLimits::default()
+    };
+    let compiler = Compiler::new(std::sync::Arc::clone(&DEMO), limits);
+    let bombs = bombs().into_iter().map(|(_, source)| compiler.compile(source));
+    let honest = compiler.compile(GrammarSource::Regex("[a-z]{3}".to_owned()));
+    let (outcomes, grammar) = tokio::join!(futures::future::join_all(bombs), honest);
+    assert!(outcomes.iter().filter(|outcome| outcome.is_err()).count() >= 8);
+    assert_eq!(walk(grammar.unwrap().matcher(), &DEMO, 1).unwrap().len(), 3);
+}

@@ -1,0 +1,187 @@
+//! Connections: accepted, tuned, bounded, and let go of one by one when the server stops.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt::set_tcp_user_timeout;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::state::AppState;
+
+/// Samples of histograms are folded, and the file of keys looked at, this often.
+const UPKEEP: Duration = Duration::from_secs(1);
+/// Rest after an accept that failed: the cause (no descriptors, no memory) is rarely gone at once.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Bytes of a request's head after which no more of it is read, and the answer is 431. What the last read brings is still
+/// taken, which at most doubles them.
+const MAX_HEAD: usize = 64 << 10;
+
+/// Serves until `shutdown` ends, then lets what runs finish. Connections are tasks of the runtime: ending it stops them at once.
+///
+/// # Errors
+/// None today: an accept that fails is tried again.
+pub async fn serve(
+    listener: TcpListener,
+    state: AppState,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let upkeep = upkeep(state.clone());
+    let door = Arc::new(Door::new(&state));
+    let app = super::app(state);
+    let serving =
+        door.serve(listener, shutdown, |stream, place| connection(stream, Arc::clone(&door), place, app.clone()));
+    tokio::select! {
+        () = serving => {}
+        () = upkeep => {}
+    }
+    Ok(())
+}
+
+/// Keeps metrics small and keys up to date, for ever.
+pub async fn upkeep(state: AppState) {
+    let mut ticks = tokio::time::interval(UPKEEP);
+    loop {
+        ticks.tick().await;
+        state.metrics.run_upkeep();
+        state.ring.refresh();
+    }
+}
+
+/// What all connections of a listener share.
+#[derive(Debug)]
+pub struct Door {
+    /// A permit for each connection: there are never more, and all of them together mean that none is left.
+    places: Arc<Semaphore>,
+    most: u32,
+    /// Within this, a connection says what it wants, or shows that it lives.
+    pub head_timeout: Duration,
+    /// Milliseconds that a client may leave what was sent to it untaken.
+    patience: u32,
+    closing: AtomicBool,
+    closed: Notify,
+}
+
+impl Door {
+    /// A door for as many connections as the settings allow.
+    #[must_use]
+    pub fn new(state: &AppState) -> Self {
+        let settings = &state.settings;
+        let most = settings.max_connections.clamp(1, Semaphore::MAX_PERMITS);
+        Self {
+            places: Arc::new(Semaphore::new(most)),
+            most: u32::try_from(most).unwrap_or(u32::MAX),
+            head_timeout: Duration::from_secs(u64::from(settings.header_timeout)),
+            patience: settings.slow_reader_timeout.saturating_mul(1000),
+            closing: AtomicBool::new(false),
+            closed: Notify::new(),
+        }
+    }
+
+    /// Serves until `shutdown` ends, then lets what runs finish.
+    pub async fn serve<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()>,
+        connection: impl Fn(TcpStream, OwnedSemaphorePermit) -> F,
+    ) {
+        tokio::select! {
+            biased;
+            () = shutdown => {}
+            () = self.accept(&listener, connection) => {}
+        }
+        drop(listener);
+        self.close().await;
+    }
+
+    /// Drives a connection to its end, of which it is told by `end` when the door closes.
+    pub async fn drive<C: Future<Output = hyper::Result<()>>>(&self, serving: C, end: fn(Pin<&mut C>)) {
+        let mut serving = pin!(serving);
+        let mut closed = pin!(self.closed.notified());
+        let (mut listens, mut ending) = (false, false);
+        let served = poll_fn(|context| {
+            // Polled once to be woken by it; after that a flag is cheaper to look at with every token.
+            if !listens {
+                listens = true;
+                // What it says, the flag says as well.
+                let _ = closed.as_mut().poll(context);
+            }
+            if !ending && self.closing.load(Ordering::Acquire) {
+                ending = true;
+                end(serving.as_mut());
+            }
+            serving.as_mut().poll(context)
+        })
+        .await;
+        if let Err(error) = served {
+            tracing::debug!(%error, "a connection ended");
+        }
+    }
+
+    /// Tells every connection to end after the answer it is at, and waits until all have.
+    async fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.closed.notify_waiters();
+        // The semaphore is never closed.
+        let _ = self.places.acquire_many(self.most).await;
+    }
+
+    /// Accepts for ever. When every place is taken, new connections wait where the kernel queues them.
+    async fn accept<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        listener: &TcpListener,
+        connection: impl Fn(TcpStream, OwnedSemaphorePermit) -> F,
+    ) {
+        loop {
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    if let Err(error) = tune(&stream, self.patience) {
+                        tracing::debug!(%error, "a connection does not take its options");
+                    }
+                    tokio::spawn(connection(stream, place));
+                }
+                // The client has gone already.
+                Err(error) if is_clients(&error) => {}
+                Err(error) => {
+                    tracing::error!(%error, "no connection can be accepted; trying again");
+                    tokio::time::sleep(ACCEPT_REST).await;
+                }
+            }
+        }
+    }
+}
+
+fn is_clients(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+/// `patience`: milliseconds that a client may leave what was sent to it untaken.
+fn tune(connection: &TcpStream, patience: u32) -> io::Result<()> {
+    // Without it, small writes on a reused connection wait for the client's acknowledgement: 40 ms each.
+    connection.set_nodelay(true)?;
+    // A reader that stalls blocks its task in a write: only the kernel can see that, and end the connection.
+    Ok(set_tcp_user_timeout(connection, patience)?)
+}
+
+/// One connection, from its first request to its last.
+async fn connection(stream: TcpStream, door: Arc<Door>, place: OwnedSemaphorePermit, app: Router) {
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(door.head_timeout)
+        .max_buf_size(MAX_HEAD)
+        // A token's frame is small: to copy it beside its chunk's length costs less than a write of three pieces.
+        .writev(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+    door.drive(serving, http1::Connection::graceful_shutdown).await;
+    drop(place);
+}

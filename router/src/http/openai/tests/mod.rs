@@ -1,0 +1,4 @@
+//! What requests ask of the shape of their answers.
+
+mod forced;
+mod shapes;

@@ -1,0 +1,223 @@
+//! What Python may call. Thin: every method releases the interpreter and calls [`Server`].
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tokio::sync::oneshot;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
+
+use crate::http::library::{self, Reply, Task};
+use crate::server::{Server, StartError};
+use crate::settings::Settings;
+use crate::shard::handle::EngineStatus;
+use crate::shard::protocol::Hello;
+
+/// A call that waits looks this often whether a signal came, since only the interpreter can say so.
+const ATTENTION: Duration = Duration::from_millis(100);
+
+/// A server in this process. See `_router.pyi`.
+#[pyclass(module = "textgen._router", frozen)]
+#[derive(Debug)]
+struct Router {
+    server: Server,
+    hello: Mutex<Option<oneshot::Receiver<Result<Hello, String>>>>,
+}
+
+#[pymethods]
+impl Router {
+    #[new]
+    fn new(py: Python<'_>, settings: &str) -> PyResult<Self> {
+        let settings: Settings = serde_json::from_str(settings)
+            .map_err(|error| PyValueError::new_err(format!("the router's settings cannot be read: {error}")))?;
+        let server = py.detach(|| Server::start(settings)).map_err(start_error)?;
+        Ok(Self { server, hello: Mutex::new(None) })
+    }
+
+    #[getter]
+    fn address(&self) -> Option<String> {
+        self.server.address().map(|address| address.to_string())
+    }
+
+    fn calls(&self) -> PyResult<Calls> {
+        let calls = self.server.calls().ok_or_else(|| PyRuntimeError::new_err("the server has ended"))?;
+        Ok(Calls { calls })
+    }
+
+    fn attach_shard(&self, py: Python<'_>, socket_fd: RawFd, memory_fd: RawFd, ops_socket: PathBuf) -> PyResult<()> {
+        let (socket, memory) = (duplicate(socket_fd)?, duplicate(memory_fd)?);
+        let hello = py.detach(|| self.server.attach(socket, memory, ops_socket)).map_err(PyRuntimeError::new_err)?;
+        *self.hello.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello);
+        Ok(())
+    }
+
+    fn wait_ready(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
+        let timeout = seconds(timeout)?;
+        let hello = self.hello.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut hello) = hello else { return Err(PyRuntimeError::new_err("no shard is attached")) };
+        let waited = py.detach(|| {
+            self.server.block_on(async move {
+                let greeted = tokio::time::timeout(timeout, &mut hello).await;
+                (greeted, hello)
+            })
+        });
+        match waited {
+            None | Some((Ok(Err(_)), _)) => Err(PyRuntimeError::new_err("the engine ended before the shard was ready")),
+            Some((Ok(Ok(Err(reason))), _)) => Err(PyRuntimeError::new_err(reason)),
+            Some((Ok(Ok(Ok(facts))), _)) => Ok(Some(facts_json(&facts))),
+            Some((Err(_), hello)) => {
+                *self.hello.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello);
+                Ok(None)
+            }
+        }
+    }
+
+    fn status(&self) -> &'static str {
+        match self.server.status() {
+            EngineStatus::Starting => "starting",
+            EngineStatus::Ready => "ready",
+            EngineStatus::Recovering => "recovering",
+            EngineStatus::Draining => "draining",
+            EngineStatus::Stopped => "stopped",
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.server.in_flight()
+    }
+
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds(timeout)?;
+        Ok(py.detach(|| self.server.drain(timeout)))
+    }
+
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| self.server.stop());
+    }
+}
+
+fn seconds(timeout: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(timeout)
+        .map_err(|_| PyValueError::new_err(format!("a timeout of {timeout} seconds cannot be waited for")))
+}
+
+fn duplicate(descriptor: RawFd) -> PyResult<OwnedFd> {
+    if descriptor < 0 {
+        return Err(PyValueError::new_err(format!("{descriptor} is no file descriptor")));
+    }
+    // SAFETY: the caller holds the descriptor open during this call, and only a duplicate outlives it; a number that is not
+    // open makes the duplication fail.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    Ok(borrowed.try_clone_to_owned()?)
+}
+
+fn facts_json(hello: &Hello) -> String {
+    serde_json::json!({
+        "version": hello.version,
+        "rank": hello.rank,
+        "world_size": hello.world_size,
+        "model": hello.model,
+        "kv": hello.kv,
+        "limits": hello.limits,
+        "phases": hello.phases,
+    })
+    .to_string()
+}
+
+fn start_error(error: StartError) -> PyErr {
+    match error {
+        StartError::Invalid(sentence) => PyValueError::new_err(sentence),
+        StartError::Io { ref source, .. } => match source.raw_os_error() {
+            Some(number) => PyOSError::new_err((number, error.to_string())),
+            None => PyOSError::new_err(error.to_string()),
+        },
+    }
+}
+
+/// Requests of this process. See `_router.pyi`.
+#[pyclass(module = "textgen._router", frozen)]
+#[derive(Debug)]
+struct Calls {
+    calls: library::Calls,
+}
+
+#[pymethods]
+impl Calls {
+    fn complete(&self, tag: u64, body: Vec<u8>) {
+        self.calls.begin(tag, Task::Complete, body);
+    }
+
+    fn chat(&self, tag: u64, body: Vec<u8>) {
+        self.calls.begin(tag, Task::Chat, body);
+    }
+
+    fn post(&self, tag: u64, path: &str, body: Vec<u8>) {
+        self.calls.begin(tag, Task::Route(path), body);
+    }
+
+    fn take<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Vec<(u64, Bound<'py, PyBytes>)>> {
+        let until = Instant::now().checked_add(seconds(timeout)?);
+        let replies = loop {
+            let left = until.map_or(ATTENTION, |until| until.saturating_duration_since(Instant::now()));
+            let replies = py.detach(|| self.calls.take(left.min(ATTENTION)));
+            if !replies.is_empty() || left <= ATTENTION {
+                break replies;
+            }
+            py.check_signals()?;
+        };
+        let bytes = |(tag, reply): (u64, Reply)| {
+            let packed = rmp_serde::to_vec(&reply).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+            Ok((tag, PyBytes::new(py, &packed)))
+        };
+        replies.into_iter().map(bytes).collect()
+    }
+
+    fn fileno(&self) -> PyResult<RawFd> {
+        Ok(self.calls.mailbox().bell()?.as_raw_fd())
+    }
+
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| self.calls.cancel());
+    }
+}
+
+/// Sends the router's log lines to standard output or standard error, as text or as one JSON object a line.
+#[pyfunction]
+#[pyo3(signature = (json, level, stderr=false))]
+fn init_logging(json: bool, level: &str, stderr: bool) -> PyResult<()> {
+    let out = if stderr { BoxMakeWriter::new(std::io::stderr) } else { BoxMakeWriter::new(std::io::stdout) };
+    let filter = EnvFilter::try_new(level)
+        .map_err(|error| PyValueError::new_err(format!("log level `{level}` cannot be used: {error}")))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(out);
+    let set = if json { builder.json().flatten_event(true).try_init() } else { builder.compact().try_init() };
+    set.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
+/// The address of `tg_api` of `csrc/cpu/include/textgen_cpu.h`. See `_router.pyi`.
+#[pyfunction]
+#[pyo3(signature = (isa=None))]
+fn cpu_api(isa: Option<&str>) -> PyResult<usize> {
+    let name = isa.map(CString::new).transpose()?;
+    textgen_cpu::api(name.as_deref()).ok_or_else(|| {
+        let has = textgen_cpu::isas().join(", ");
+        PyValueError::new_err(format!(
+            "this machine cannot run the kernels `{}`; it can run {has}",
+            isa.unwrap_or_default()
+        ))
+    })
+}
+
+#[pymodule]
+fn _router(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Router>()?;
+    module.add_class::<Calls>()?;
+    module.add_function(wrap_pyfunction!(init_logging, module)?)?;
+    module.add_function(wrap_pyfunction!(cpu_api, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}

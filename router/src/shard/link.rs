@@ -1,0 +1,133 @@
+//! The link to a shard: frames over an inherited Unix socket.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::protocol::{Frame, HEADER, MAX_PAYLOAD, ProtocolError};
+
+/// Why a link is of no more use.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The shard has closed its end.
+    #[error("the shard closed the connection")]
+    Closed,
+    /// The socket failed.
+    #[error("the connection to the shard failed: {0}")]
+    Io(#[from] io::Error),
+    /// The shard broke the protocol.
+    #[error("the shard broke the protocol: {0}")]
+    Protocol(#[from] ProtocolError),
+}
+
+/// Bytes that are read at once.
+const PIECE: usize = 64 << 10;
+
+/// One connected shard.
+#[derive(Debug)]
+pub struct Link {
+    /// Watched for input alone: who watches for room as well is woken whenever the shard has read something, in each step.
+    socket: AsyncFd<UnixStream>,
+    piece: Box<[u8]>,
+    input: BytesMut,
+    output: Vec<u8>,
+}
+
+impl Link {
+    /// Takes over a connected Unix stream socket. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// When the descriptor is not such a socket.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        let socket = UnixStream::from(socket);
+        socket.set_nonblocking(true)?;
+        let socket = watched(socket, Interest::READABLE)?;
+        Ok(Self { socket, piece: vec![0; PIECE].into(), input: BytesMut::new(), output: Vec::new() })
+    }
+
+    /// The next frame. Safe to cancel: what was read stays in the buffer.
+    ///
+    /// # Errors
+    /// `Closed` at the end of the stream, `Io`, or `Protocol`.
+    pub async fn receive(&mut self) -> Result<Frame, LinkError> {
+        loop {
+            if let Some(frame) = self.buffered()? {
+                return Ok(frame);
+            }
+            let mut ready = self.socket.readable().await?;
+            match ready.get_inner().read(&mut self.piece) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(count) => {
+                    self.input.extend_from_slice(&self.piece[..count]);
+                    if count < PIECE {
+                        // That was all: what comes later is told anew.
+                        ready.clear_ready();
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready.clear_ready(),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn buffered(&mut self) -> Result<Option<Frame>, ProtocolError> {
+        let Some((&[a, b, c, d, kind], rest)) = self.input.split_first_chunk::<HEADER>() else { return Ok(None) };
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        if length > MAX_PAYLOAD {
+            return Err(ProtocolError::TooLarge(length));
+        }
+        let Some(payload) = rest.get(..length) else {
+            let missing = length - rest.len();
+            self.input.reserve(missing);
+            return Ok(None);
+        };
+        let frame = Frame::decode(kind, payload)?;
+        self.input.advance(HEADER + length);
+        Ok(Some(frame))
+    }
+
+    /// Writes a frame into the buffer; [`Link::flush`] sends what has gathered in one write.
+    ///
+    /// # Errors
+    /// When the frame is over the limit.
+    pub fn queue(&mut self, frame: &Frame) -> Result<(), LinkError> {
+        Ok(frame.encode(&mut self.output)?)
+    }
+
+    /// Sends all queued frames.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub async fn flush(&mut self) -> Result<(), LinkError> {
+        let mut sent = 0;
+        while let Some(rest) = self.output.get(sent..).filter(|rest| !rest.is_empty()) {
+            match self.socket.get_ref().write(rest) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.room().await?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.output.clear();
+        Ok(())
+    }
+
+    /// Waits until the shard has read some of what was sent, which it has in nearly every step.
+    async fn room(&self) -> io::Result<()> {
+        let socket = watched(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?;
+        socket.writable().await?.retain_ready();
+        Ok(())
+    }
+}
+
+fn watched(socket: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
+    // SAFETY: a `UnixStream` owns its descriptor, which stays open and the same as long as it lives, and the `AsyncFd` owns it.
+    let watched = unsafe { AsyncFd::register_with_interest(socket, interest) };
+    Ok(watched?)
+}

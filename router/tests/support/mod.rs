@@ -1,0 +1,4 @@
+//! What integration tests of the router share.
+
+pub mod mock_shard;
+pub mod seed;

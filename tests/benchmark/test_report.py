@@ -1,0 +1,85 @@
+"""Benchmark reports: verdicts follow from numbers, and what was written is what is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmark.report import RESULTS, Report, ReportError, Row, load, number, page, plot, table
+
+
+def report(*rows: Row) -> Report:
+    return Report(
+        "echo", "make bench-echo", {"textgen": "1"}, list(rows), device="Some CPU, 2 cores", date="2026-01-02",
+        notes=["quiet machine"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "bar", "holds"),
+    [
+        (13.0, 10.0, "ratio <= 1.3", True),
+        (13.1, 10.0, "ratio <= 1.3", False),
+        (60.0, None, "ours < 60", False),
+        (60.0, None, "ours <= 60", True),
+        (2.0, 1.0, "ratio > 2", False),
+        (2.0, 1.0, "ratio >= 2", True),
+        (0.0, None, "ours == 0", True),
+        (1.0, None, None, None),
+    ],
+)
+def test_a_verdict_is_computed(ours: float, theirs: float | None, bar: str | None, holds: bool | None) -> None:
+    assert Row("case", "metric", "us", ours, "peer", "1", theirs, bar).holds is holds
+
+
+@pytest.mark.parametrize("bar", ["fast", "ratio < x", "ours =< 3", "ratio <= 1.3 or so", "ratio <= 1.3"])
+def test_a_bar_that_cannot_be_checked_is_refused(bar: str) -> None:
+    with pytest.raises(ReportError, match="bar"):
+        Row("case", "metric", "us", 1.0, bar=bar)
+
+
+def test_a_report_comes_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plotted: list[Path] = []
+    monkeypatch.setattr("benchmark.report.plot", lambda _, path: plotted.append(path))
+    written = report(Row("a", "m", "us", 1.5, "p", "2", 3.0, "ratio <= 1"), Row("b", "m", "", 7.0, bar="ours >= 8"))
+    path = written.save(tmp_path)
+    assert path.name == "echo-some-cpu-2-cores.json"
+    assert plotted == [path.with_suffix(".png")]
+    assert load(path) == written
+
+
+def test_the_plot_is_an_image(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the bench extra")
+    plot(report(Row("a", "m", "us", 1.5, bar="ours <= 1"), Row("b", "m", "", 0.0, bar="ours == 0")), tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_edited_verdict_is_found(tmp_path: Path) -> None:
+    path = report(Row("a", "m", "us", 3.0)).save(tmp_path)
+    data = json.loads(path.read_text())
+    data["rows"][0].update(bar="ours <= 2", holds=True)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ReportError, match="does not follow"):
+        load(path)
+
+
+def test_the_page_has_every_row_and_says_what_fails() -> None:
+    rows = [Row("C=32", "CPU", "us/token", 4.28, "echo", "0.8", 4.0, "ratio <= 1"), Row("x|y", "size", "MiB", 12345.0)]
+    text = table(report(*rows))
+    assert text.splitlines()[2] == "| C=32 | CPU [us/token] | 4.28 | echo 0.8 | 4 | 1.07 | ratio ≤ 1 | **no** |"
+    assert "x\\|y" in text and "12,345" in text
+    whole = page([report(*rows)])
+    assert text in whole and "- quiet machine" in whole and "`make bench-echo`, 2026-01-02. textgen 1." in whole
+
+
+def test_numbers_are_short() -> None:
+    assert [number(value) for value in (None, 0.0, 0.01234, 1.0, 12.345, 999.6, 1234.5)] == [
+        "", "0", "0.0123", "1", "12.3", "1,000", "1,234",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_committed_results_can_be_read(path: Path) -> None:
+    assert load(path).rows

@@ -1,0 +1,1 @@
+"""Tests of the launcher: no network, no torch, no real router."""

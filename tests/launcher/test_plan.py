@@ -1,0 +1,135 @@
+"""What is left open is filled in from model and machine, and both processes are told the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.launcher.folders import make_folder
+from textgen import __version__
+from textgen.launcher.errors import MemoryPlanError, SettingsError
+from textgen.launcher.hardware import Hardware
+from textgen.launcher.model import Model, resolve
+from textgen.launcher.plan import Plan, make_plan
+from textgen.launcher.settings import Settings
+from textgen.models.spec import EncoderSpec
+from textgen.shard.settings import parse_settings
+
+GIB = 2**30
+
+
+def machine(gib: float = 8, **changes: Any) -> Hardware:
+    values: dict[str, Any] = {"memory_limit": "the machine", "cores": 4, "bfloat16": False, "nvidia_driver": False}
+    return Hardware(memory_available=int(gib * GIB), **(values | changes))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    return resolve(str(make_folder(tmp_path / "m", dtype="BF16")))
+
+
+def plan(model: Model, hardware: Hardware | None = None, **settings: Any) -> Plan:
+    return make_plan(Settings(**settings), model, hardware or machine())
+
+
+def test_defaults(model: Model) -> None:
+    made = plan(model)
+    assert (made.max_total_tokens, made.max_input_tokens) == (512, 511)
+    assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (2048, 128, "float32", 4)
+    assert made.memory.num_blocks == 128 * 512 // 16
+
+
+def test_a_step_has_room_for_the_input_of_an_encoder(model: Model) -> None:
+    """All of it at once, in whole blocks, beside a token of every sequence; its attention takes memory."""
+    spec = dataclasses.replace(model.spec, max_positions=2**15, encoder=EncoderSpec(num_heads=4, mlp_width=96))
+    encoded = dataclasses.replace(model, spec=spec)
+    plain = plan(dataclasses.replace(model, spec=dataclasses.replace(spec, encoder=None)), max_total_tokens=2048)
+    made = plan(encoded)
+    assert (made.max_total_tokens, made.max_input_tokens, made.max_batch_tokens) == (2048, 2047, 2048 + 128)
+    small = plan(encoded, max_input_tokens=100, max_total_tokens=150, max_batch_size=4, max_batch_prefill_tokens=116)
+    assert small.max_batch_tokens == 116
+    assert small.memory.num_blocks == -(-4 * (150 + 2 * 16) // 16), "input and output end in blocks of their own"
+    with pytest.raises(SettingsError, match="--max-batch-prefill-tokens 115 is too few.*give at least 116"):
+        plan(encoded, max_input_tokens=100, max_total_tokens=150, max_batch_size=4, max_batch_prefill_tokens=115)
+    step = next(line for line in made.memory.table if "largest step" in line)
+    assert step not in plain.memory.table
+
+
+def test_long_models_get_a_bound_that_a_setting_lifts(tmp_path: Path) -> None:
+    model = resolve(str(make_folder(tmp_path / "m", max_position_embeddings=131_072)))
+    assert plan(model).max_total_tokens == 8192
+    assert plan(model, max_total_tokens=20_000).max_total_tokens == 20_000
+    assert plan(model, max_input_tokens=10_000).max_total_tokens == 10_001
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "native", "dtype"),
+    [
+        ("BF16", "auto", False, "float32"), ("BF16", "auto", True, "bfloat16"), ("F16", "auto", True, "float32"),
+        ("F32", "auto", True, "float32"), ("BF16", "float16", False, "float16"),
+    ],
+)  # fmt: skip
+def test_data_types(stored: str, asked: str, native: bool, dtype: str, tmp_path: Path) -> None:
+    model = resolve(str(make_folder(tmp_path / "m", dtype=stored)))
+    assert plan(model, machine(bfloat16=native), dtype=asked).dtype == dtype
+
+
+def test_a_smaller_data_type_halves_the_cache(model: Model) -> None:
+    whole, half = plan(model, dtype="float32").memory, plan(model, dtype="bfloat16").memory
+    assert (whole.num_blocks, whole.kv_bytes) == (half.num_blocks, 2 * half.kv_bytes)
+    assert whole.kv_bytes == whole.num_blocks * 16 * 2 * 3 * 2 * 16 * 4  # positions, k and v, layers, heads, dim, bytes
+
+
+def test_max_batch_total_tokens_bounds_the_cache(model: Model) -> None:
+    made = plan(model, max_batch_total_tokens=1024)
+    assert made.memory.num_blocks == 64
+    assert made.max_batch_tokens == 1024
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"max_total_tokens": 513}, ["--max-total-tokens 513", "512 positions"]),
+        ({"max_input_tokens": 512}, ["--max-input-tokens 512", "at most 511"]),
+        ({"max_batch_size": 9, "max_batch_prefill_tokens": 8}, ["--max-batch-size 9", "--max-batch-prefill-tokens 8"]),
+        ({"device": "cuda", "kv_memory": GIB}, ["no NVIDIA driver", "--device cpu"]),
+    ],
+)
+def test_settings_that_do_not_fit_model_or_machine(settings: dict[str, Any], parts: list[str], model: Model) -> None:
+    with pytest.raises(SettingsError) as caught:
+        plan(model, **settings)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_too_little_memory(model: Model) -> None:
+    with pytest.raises(MemoryPlanError, match="does not fit"):
+        plan(model, machine(0.1))
+
+
+def test_cuda_takes_the_amount_at_its_word(model: Model) -> None:
+    made = plan(model, machine(0.1, nvidia_driver=True), device="cuda", kv_memory=GIB, dtype="auto")
+    assert made.dtype == "bfloat16"
+    assert made.memory.kv_bytes <= GIB
+
+
+def test_the_shard_takes_its_settings(model: Model) -> None:
+    made = plan(model, json_output=True, threads=3, block_size=32)
+    settings = parse_settings(made.shard_settings())
+    assert settings.model_dir == str(model.folder)
+    assert (settings.num_blocks, settings.block_size) == (made.memory.num_blocks, 32)
+    assert (settings.max_context, settings.max_slots, settings.max_batch_tokens) == (512, 128, 2048)
+    assert (settings.threads, settings.log_json, settings.max_top_n) == (3, True, 64)
+
+
+def test_the_router_is_told_every_setting_of_its_struct(model: Model) -> None:
+    source = Path(__file__).parents[2] / "router" / "src" / "settings.rs"
+    fields = [line.split()[1].rstrip(":") for line in source.read_text().splitlines() if line.startswith("    pub ")]
+    told = msgspec.json.decode(plan(model, revision="abc").router_settings())
+    assert set(told) == set(fields)
+    assert (told["version"], told["model_sha"], told["model_dtype"]) == (__version__, "abc", "float32")
+    assert json.dumps(told["cors_allow_origin"]) == "[]"

@@ -1,0 +1,38 @@
+"""The likeliest token and the normaliser of a row equal torch's."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from .native import ARGMAX, Native, Step
+from .test_rows import KINDS, wider
+
+
+def best(native: Native, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, normaliser = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+    args = {0: 0, 1: tokens.data_ptr(), 2: normaliser.data_ptr()}
+    native.run((ARGMAX, args, {}, 0), [logits], Step(len(logits), outputs=len(logits)), outputs=[0])
+    return tokens, normaliser
+
+
+@KINDS
+@pytest.mark.parametrize("vocab", [1, 17, 4096, 4097, 49152])
+def test_random_rows(native: Native, rng: random.Random, dtype: torch.dtype, vocab: int) -> None:
+    logits = wider((torch.randn(rng.randint(1, 4), vocab) * 10).to(dtype))  # bfloat16 has many equal largest ones
+    tokens, normaliser = best(native, logits)
+    assert torch.equal(tokens, logits.float().argmax(-1))
+    torch.testing.assert_close(normaliser, logits.float().logsumexp(-1), rtol=2e-6, atol=2e-6)
+
+
+def test_forbidden_and_broken_rows(native: Native) -> None:
+    logits = torch.full((4, 9000), -torch.inf)
+    logits[0, 8500] = -3.0
+    logits[1, 5] = 4.0
+    logits[2, 6000], logits[2, 7000] = torch.nan, 8.0
+    tokens, normaliser = best(native, logits)
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    assert normaliser[:2].tolist() == pytest.approx([-3.0, 4.0])
+    assert not normaliser[2:].isfinite().any()

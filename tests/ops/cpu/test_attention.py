@@ -1,0 +1,161 @@
+"""Paged attention equals the reference on random layouts: single tokens of very different contexts beside chunks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from textgen.ops import AttentionForm, SegmentLayout, reference
+
+from .native import ATTENTION, DTYPES, Native, Step
+from .test_rows import KINDS, wider
+
+
+def forms(heads: int) -> dict[str, AttentionForm]:
+    return {
+        "plain": AttentionForm(0.3),
+        "soft cap": AttentionForm(0.3, soft_cap=1.5),
+        "slopes": AttentionForm(0.3, slopes=torch.rand(heads)),
+        "sinks": AttentionForm(0.3, sinks=torch.randn(heads)),
+        "biases": AttentionForm(1.0, biases=torch.randn(heads, 9)),
+        "all": AttentionForm(0.7, 2.0, torch.rand(heads), torch.randn(heads), torch.randn(heads, 6)),
+    }
+
+
+class Case:
+    """Segments over shuffled blocks in a cache that is otherwise NaN."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        dtype: torch.dtype,
+        heads: tuple[int, int],
+        dims: tuple[int, int],
+        segments: list[tuple[int, int]],
+        block: int,
+        form: AttentionForm,
+        window: int | None,
+    ) -> None:
+        (self.heads, self.kv_heads), (self.dim, self.value_dim) = heads, dims
+        self.form, self.window, self.block = form, window, block
+        starts, lengths = (np.array(column, np.int64) for column in zip(*segments, strict=True))
+        ends = starts + lengths
+        blocks = -(-ends // block)
+        free = rng.sample(range(int(blocks.sum()) + 5), int(blocks.sum()) + 5)
+        self.tables = np.full((len(starts), int(blocks.max())), free.pop(), np.int32)
+        for row, count in enumerate(blocks):
+            self.tables[row, :count] = [free.pop() for _ in range(count)]
+        shape = (int(blocks.sum()) + 5, block, self.kv_heads)
+        self.keys = torch.full((*shape, self.dim), torch.nan, dtype=dtype)
+        self.values = torch.full((*shape, self.value_dim), torch.nan, dtype=dtype)
+        new: list[tuple[Tensor, Tensor]] = []
+        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            k, v = (torch.randn(end, self.kv_heads, size).to(dtype) for size in dims)
+            at = np.arange(end)
+            rows = torch.from_numpy(self.tables[row, at // block].astype(np.int64) * block + at % block)
+            reference.write_kv(self.keys, rows, k)
+            reference.write_kv(self.values, rows, v)
+            new.append((k[start:], v[start:]))
+        self.new_keys, self.new_values = (torch.cat(parts) for parts in zip(*new, strict=True))
+        self.query = wider(torch.randn(int(lengths.sum()), self.heads * self.dim).to(dtype))
+        self.layout = SegmentLayout(np.cumsum(lengths) - lengths, starts, lengths, self.tables, block)
+
+    def expected(self, dtype: torch.dtype) -> Tensor:
+        """The reference's, in that dtype."""
+        attention = reference.attention(self.layout, self.window, self.keys)
+        query = self.query.reshape(-1, self.heads, self.dim)
+        tensors = (x.to(dtype) for x in (query, self.new_keys, self.new_values, self.keys, self.values))
+        return attention(*tensors, self.form)
+
+    @property
+    def op(self) -> tuple[int, dict[int, int], dict[int, float], int]:
+        form = self.form
+        args = {0: 0, 1: 1, 2: self.heads, 3: self.kv_heads, 4: self.dim, 5: self.value_dim, 7: self.keys.data_ptr()}
+        args |= {8: self.values.data_ptr(), 9: DTYPES[self.keys.dtype], 10: self.keys.stride(1)}
+        args |= {11: self.values.stride(1), 12: self.window or 0}
+        for at, values in ((13, form.slopes), (14, form.sinks), (15, form.biases)):
+            args[at] = 0 if values is None else values.data_ptr()
+        args[16] = 0 if form.biases is None else form.biases.shape[1]
+        return ATTENTION, args, {0: form.scale, 1: form.soft_cap or 0.0}, 0
+
+    @property
+    def step(self) -> Step:
+        layout = self.layout
+        return Step(
+            len(self.query),
+            offsets=layout.offsets,
+            starts=layout.starts,
+            lengths=layout.lengths,
+            tables=layout.tables,
+            block_size=layout.block_size,
+        )
+
+    def check(self, native: Native) -> None:
+        """float32 within 1e-4; bfloat16 within what weights and result lose when they are rounded (2^-8 each of values
+        of about 1), and no farther from the exact result than twice what the reference is."""
+        y = wider(torch.empty(len(self.query), self.heads * self.value_dim, dtype=self.query.dtype))
+        native.run(self.op, [self.query, y], self.step)
+        exact = self.expected(torch.float32)
+        if y.dtype == torch.float32:
+            torch.testing.assert_close(y, exact, rtol=1e-4, atol=2e-5)
+            return
+        torch.testing.assert_close(y.float(), exact, rtol=2**-7, atol=2**-7)
+        theirs = (self.expected(torch.bfloat16).float() - exact).abs()
+        assert (y.float() - exact).abs().mean() <= 2 * theirs.mean() + 1e-6
+
+
+def segments(rng: random.Random, count: int) -> list[tuple[int, int]]:
+    return [(rng.choice([0, 0, 3, 17, 63, 64, 150, 300]), rng.choice([1, 1, 1, 2, 5, 13, 40])) for _ in range(count)]
+
+
+@KINDS
+@pytest.mark.parametrize("kind", forms(1))
+def test_random_layouts(native: Native, rng: random.Random, dtype: torch.dtype, kind: str) -> None:
+    heads, window = rng.choice([(4, 4), (9, 3), (8, 1)]), rng.choice([None, None, 1, 5, 70])
+    dims = rng.choice([(64, 64), (64, 64), (32, 32), (8, 5), (40, 72), (80, 80), (128, 128)])
+    block = rng.choice([1, 4, 16, 16, 60])
+    Case(rng, dtype, heads, dims, segments(rng, rng.randint(1, 7)), block, forms(heads[0])[kind], window).check(native)
+
+
+@KINDS
+@pytest.mark.parametrize("shape", [(0, 200), (500, 90), (1500, 1), (1023, 2)], ids=str)
+def test_one_long_sequence_is_shared_by_all_workers(
+    native: Native, rng: random.Random, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    window = rng.choice([None, None, 200])
+    Case(rng, dtype, (9, 3), (64, 64), [shape], 16, AttentionForm(0.125), window).check(native)
+
+
+@KINDS
+def test_latent_heads(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
+    """One wide head of the cache whose values are the first numbers of its keys."""
+    case = Case(rng, dtype, (20, 1), (72, 40), [(0, 9), (130, 1)], 16, AttentionForm(0.1), None)
+    case.values = case.keys[..., :40]
+    case.new_values = case.new_keys[..., :40]
+    case.check(native)
+
+
+def test_scores_that_are_not_numbers_stay_with_their_sequence(native: Native, rng: random.Random) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        case = Case(rng, dtype, (4, 2), (64, 64), [(20, 1), (0, 20), (100, 1)], 16, AttentionForm(0.3), None)
+        case.query[1:21] = torch.nan
+        y = torch.zeros(22, 4 * 64, dtype=dtype)
+        native.run(case.op, [case.query, y], case.step)
+        assert y[1:21].isnan().all()
+        assert y[[0, 21]].isfinite().all()
+
+
+def test_what_does_not_fit_is_refused(native: Native, rng: random.Random) -> None:
+    case = Case(rng, torch.float32, (4, 2), (64, 64), [(0, 3)], 16, AttentionForm(0.3), None)
+    kind, args, numbers, flags = case.op
+    y = torch.zeros(3, 256)
+    with pytest.raises(ValueError, match="no multiple"):
+        native.plan((kind, args | {3: 3}, numbers, flags), [case.query, y])
+    with pytest.raises(ValueError, match="narrower"):
+        native.plan((kind, args | {4: 65}, numbers, flags), [case.query, y])
+    with pytest.raises(ValueError, match="no cache"):
+        native.plan((kind, args | {7: 0}, numbers, flags), [case.query, y])

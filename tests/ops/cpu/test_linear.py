@@ -1,0 +1,126 @@
+"""Products with packed weights: every format, on every instruction set of this machine, against torch in float64."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from textgen.ops.cpu.library import Handle, Kernels, KernelsMissing
+
+from ...seeds import fresh_seed
+from . import weights
+from .guarded import guarded
+from .weights import BF16, F32, INT4_GROUPS, INT8, INT8_GROUPS, Matrix, kernels_of, packed, random_matrix
+
+GROUPED = [(form, group) for form in (INT8_GROUPS, INT4_GROUPS) for group in (32, 64, 128)]
+FORMS = [(F32, 0), (BF16, 0), (INT8, 0), *GROUPED]
+KERNELS = [kernels for isa in ("amx", "avx512", "avx2", "neon", "portable") if (kernels := kernels_of(isa))]
+
+
+@dataclass(frozen=True)
+class Native:
+    """Kernels of one instruction set on a pool of threads."""
+
+    kernels: Kernels
+    pool: Handle
+
+
+@pytest.fixture(
+    params=[(kernels, workers) for kernels in KERNELS for workers in (1, 2)], ids=lambda p: f"{p[0].isa}-{p[1]}"
+)
+def native(request: pytest.FixtureRequest) -> Native:
+    kernels, workers = request.param
+    return Native(kernels, kernels.pool(workers, 100))
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    return random.Random(seed)
+
+
+def run_linear(
+    native: Native, rng: random.Random, matrix: Matrix, x: Tensor, bias: Tensor | None, y: Tensor, add: bool
+) -> None:
+    weight = packed(native.kernels, matrix, rng)
+    weights.run_linear(native.kernels, native.pool, weight, x, bias, y, add)
+
+
+def check(native: Native, rng: random.Random, form: int, group: int, rows: int, outs: int, ins: int) -> None:
+    matrix = random_matrix(rng, form, outs, ins, group)
+    x_dtype, y_dtype = (rng.choice((torch.float32, torch.bfloat16)) for _ in range(2))
+    x = guarded(torch.randn(rows, ins).mul(rng.choice((1e-3, 1.0, 50.0))).to(x_dtype))
+    bias = guarded(torch.randn(outs)) if rng.random() < 0.5 else None
+    add = rng.random() < 0.5
+    before = torch.randn(rows, outs).to(y_dtype)
+    y = guarded(before)
+    run_linear(native, rng, matrix, x, bias, y, add)
+
+    product, size = matrix.product(x)
+    expected = product + (0 if bias is None else bias.double()) + (before.double() if add else 0)
+    # Sums of float32 in any order, quantized values exact; one rounding to y's dtype.
+    bound = size * ins * 2**-24 + expected.abs() * (2**-8 if y_dtype == torch.bfloat16 else 2**-22) + 1e-6
+    excess = (y.double() - expected).abs() - bound
+    assert excess.max() <= 0, (rows, outs, ins, x_dtype, y_dtype, excess.max())
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize("rows", [1, 2, 9, 32, 70])
+def test_equals_torch(native: Native, rng: random.Random, form: int, group: int, rows: int) -> None:
+    ins = group * rng.randint(1, 5) if group else rng.randint(1, 300)
+    check(native, rng, form, group, rows, rng.randint(1, 400), ins)
+
+
+@pytest.mark.parametrize(("form", "group"), [(F32, 0), (BF16, 0), (INT8, 0), (INT4_GROUPS, 64)])
+def test_long_rows_in_blocks(native: Native, rng: random.Random, form: int, group: int) -> None:
+    """Large enough for several blocks of rows and parts of the inputs."""
+    check(native, rng, form, group, rng.randint(97, 200), rng.randint(33, 80), 64 * rng.randint(100, 160))
+
+
+def test_rows_of_zeros(native: Native, rng: random.Random) -> None:
+    for form, group in FORMS:
+        matrix = random_matrix(rng, form, 40, 128, group)
+        y = torch.ones(3, 40)
+        run_linear(native, rng, matrix, torch.zeros(3, 128), None, y, add=False)
+        assert not y.any()
+
+
+def test_columns_of_wider_buffers(native: Native, rng: random.Random) -> None:
+    """x and y may be views; what lies beside them stays as it was."""
+    for form, group in FORMS:
+        for rows in (1, 5, 40):
+            matrix = random_matrix(rng, form, 50, 128, group)
+            wide_x, wide_y = torch.randn(rows, 300), torch.full((rows, 200), 7.0)
+            x, y = wide_x[:, 100:228], wide_y[:, 30:80]
+            run_linear(native, rng, matrix, x, None, y, add=False)
+            product, size = matrix.product(x)
+            assert ((y.double() - product).abs() <= size * 1e-4).all()
+            assert (wide_y[:, :30] == 7).all() and (wide_y[:, 80:] == 7).all()
+
+
+def test_the_same_row_gives_the_same_numbers(native: Native, rng: random.Random) -> None:
+    """Whatever stands beside a row changes nothing of it, as long as the same instructions are taken."""
+    matrix = random_matrix(rng, INT8, 100, 200)
+    x = torch.randn(40, 200)
+    together, alone = torch.empty(40, 100), torch.empty(40, 100)
+    run_linear(native, rng, matrix, x, None, together, add=False)
+    for row in range(40):
+        run_linear(native, rng, matrix, x[row : row + 1], None, alone[row : row + 1], add=False)
+    assert torch.equal(together, alone)
+
+
+def test_what_cannot_be_is_refused(native: Native, rng: random.Random) -> None:
+    with pytest.raises(KernelsMissing, match="group has 32, 64 or 128"):
+        packed(native.kernels, Matrix(INT4_GROUPS, torch.zeros(16, 48, dtype=torch.int8), torch.ones(16, 1), 48), rng)
+    with pytest.raises(KernelsMissing, match="multiple of the group"):
+        packed(native.kernels, Matrix(INT4_GROUPS, torch.zeros(16, 80, dtype=torch.int8), torch.ones(16, 1), 64), rng)
+    with pytest.raises(KernelsMissing, match="needs scales"):
+        packed(native.kernels, Matrix(INT8, torch.zeros(16, 80, dtype=torch.int8)), rng)
+    matrix = random_matrix(rng, F32, 8, 16)
+    with pytest.raises(KernelsMissing, match="widths"):
+        run_linear(native, rng, matrix, torch.zeros(2, 17), None, torch.zeros(2, 8), add=False)

@@ -1,0 +1,176 @@
+"""The decoder as a plan: the same numbers as the reference path, by the interpreter in torch and by the kernels."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.families import TINY
+from tests.models.test_decoder import BLOCK, BLOCKS, CPU, Sequence, load, run_step
+from tests.models.tiny import make_model, random_prompt
+from tests.seeds import fresh_seed
+from textgen.layers.weight import WeightFormat
+from textgen.models.decoder import Decoder, Model
+from textgen.models.load import load_model
+from textgen.ops import select_ops
+from textgen.ops.cpu.instructions import Multiply, Program
+from textgen.ops.cpu.layout import lay_out
+from textgen.ops.cpu.library import Kernels
+from textgen.ops.cpu.model import PlannedModel, PlanSizes, load_planned
+from textgen.ops.cpu.record import Recording, record
+from textgen.ops.cpu.twin import InterpretedModel
+from textgen.ops.cpu.values import NotRecorded
+from textgen.parallel import Parallel
+from textgen.quantization.integers import Int4Format, Int8Format
+from textgen.shard.cache import KvCache, allocate_cache
+
+TOKENS, SLOTS = 120, 70
+OTHERS = ("Moe", "MoE", "oeFor", "Mixtral", "GptOss", "Deepseek")  # have experts or latents, which have no operation
+PLANNED = [name for name in TINY if not any(word in name for word in OTHERS)]
+
+
+def kernels() -> Kernels:
+    library = os.environ.get("TEXTGEN_CPU_LIBRARY")  # of `make -C csrc/cpu`, as the kernels' own tests take it
+    return Kernels(None, None if library is None else Path(library))
+
+
+def planned(recording: Recording, threads: int = 1) -> PlannedModel:
+    sizes = PlanSizes(max_tokens=TOKENS, max_slots=SLOTS, max_context=256, threads=threads)
+    model = PlannedModel(recording, kernels(), sizes)
+    model.pack()
+    return model
+
+
+def drawn(architecture: str, folder: Path, dtype: torch.dtype, form: WeightFormat | None = None) -> Decoder:
+    seed = fresh_seed()
+    changes = TINY[architecture].draw(random.Random(seed))
+    print(changes)
+    make_model(folder, architecture, seed, **changes)
+    model = load_model(folder, dtype, CPU, Parallel(), select_ops(), format=form)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def poisoned(model: Model) -> KvCache:
+    """A cache full of NaN: whatever is read before it was written shows."""
+    cache = allocate_cache(model.spec, BLOCKS, BLOCK, model.like.dtype, CPU, Parallel())
+    for layer in cache.layers:
+        layer.keys.fill_(torch.nan)
+        layer.values.fill_(torch.nan)
+    return cache
+
+
+@torch.inference_mode()
+def logits(model: Model, seed: int) -> torch.Tensor:
+    """Of all tokens of four sequences that run in chunks and side by side in shuffled blocks."""
+    rng, cache = random.Random(seed), poisoned(model)
+    blocks = rng.sample(range(BLOCKS), BLOCKS)
+    sequences = [Sequence(random_prompt(rng, n), blocks[20 * i : 20 * i + 20]) for i, n in enumerate((70, 9, 33, 1))]
+    for lengths in ((40, 1, 30, 1), (29, 7, 1, 0), (1, 1, 2, 0)):
+        run_step(model, cache, [(s, n) for s, n in zip(sequences, lengths, strict=True) if n])
+        for sequence in sequences:
+            sequence.logits = [part.clone() for part in sequence.logits]  # a plan writes over what it gave
+    return torch.cat([part for sequence in sequences for part in sequence.logits])
+
+
+@pytest.mark.parametrize("architecture", PLANNED)
+def test_every_family_gives_the_same_logits(architecture: str, tmp_path: Path) -> None:
+    decoder = drawn(architecture, tmp_path, torch.float32)
+    recording, seed = record(decoder), random.randrange(2**32)
+    expected = logits(decoder, seed)
+    bound = 2e-5 * float(expected.abs().max())
+    torch.testing.assert_close(logits(InterpretedModel(recording, TOKENS, TOKENS), seed), expected, rtol=0, atol=bound)
+    check_layout(recording.hidden)
+    ours = logits(planned(recording, threads=2), seed)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=bound)
+    # Greedy tokens are the same wherever one token is better by more than the bound.
+    best = expected.topk(2, dim=-1)
+    sure = best.values[:, 0] - best.values[:, 1] > 2 * bound
+    assert sure.sum() > len(sure) // 2
+    assert torch.equal(ours.argmax(dim=-1)[sure], best.indices[sure, 0])
+
+
+def check_layout(program: Program) -> None:
+    """No two buffers share a byte while both hold something that is still read."""
+    layout, live = lay_out(program, TOKENS), []
+    uses: dict[object, list[int]] = {}
+    for index, each in enumerate(program.instructions):
+        for _, view in each.operands():
+            uses.setdefault(view.buffer, []).append(index)
+    uses[program.result.buffer].append(len(program.instructions))
+    for buffer, places in uses.items():
+        place = layout.places[buffer]  # type: ignore[index]
+        size = place.stride * 4 * TOKENS
+        assert place.offset % 64 == 0
+        assert place.offset + size <= layout.size
+        live.append((place.offset, place.offset + size, min(places), max(places)))
+    for number, (begin, end, first, last) in enumerate(live):
+        for other_begin, other_end, other_first, other_last in live[:number]:
+            apart = end <= other_begin or other_end <= begin
+            assert apart or last < other_first or other_last < first
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "GPT2LMHeadModel"])
+def test_bfloat16_is_as_near_to_float32_as_the_reference(architecture: str, tmp_path: Path) -> None:
+    decoder = drawn(architecture, tmp_path, torch.bfloat16)
+    exact, seed = logits(load(tmp_path), 5), 5
+    errors = [
+        float((logits(model, seed) - exact).norm(dim=-1).median() / exact.norm(dim=-1).median())
+        for model in (decoder, planned(record(decoder)))
+    ]
+    assert errors[1] < max(1.5 * errors[0], 0.01), errors
+
+
+@pytest.mark.parametrize("form", [Int8Format(), Int4Format(32)])
+def test_quantized_weights_multiply_alike(form: WeightFormat, tmp_path: Path) -> None:
+    """A number that is rounded the other way makes a step in what follows: by the median it is as good as equal."""
+    decoder = drawn("LlamaForCausalLM", tmp_path, torch.float32, form)
+    recording = record(decoder)
+    expected = logits(decoder, 6)
+    for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording)):
+        missed = (logits(model, 6) - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert float(missed.median()) < 1e-2
+    float32 = logits(load(tmp_path), 6)
+    assert float(((expected - float32).norm(dim=-1) / float32.norm(dim=-1)).median()) > 1e-3, "nothing was quantized"
+
+
+def test_a_block_of_llama_is_nine_operations(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    program = record(load(tmp_path)).hidden
+    block = "Normalize Multiply RotateAndWrite Attend Multiply Normalize Multiply ActivateGated Multiply".split()
+    assert [type(each).__name__ for each in program.instructions] == ["Embed", "RotaryTable", *block * 3]
+    assert sum(each.add for each in program.instructions if isinstance(each, Multiply)) == 2 * 3
+    widths = {each.y.buffer.width for each in program.instructions if isinstance(each, Multiply)}
+    layout = lay_out(program, 1)
+    assert layout.size < 4 * 4 * max(widths), "layers share memory"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "what"), [("MixtralForCausalLM", "experts"), ("DeepseekV3ForCausalLM", "latent attention")]
+)
+def test_what_has_no_operation_is_run_by_the_reference(
+    architecture: str, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(tmp_path, architecture)
+    with pytest.raises(NotRecorded, match=what):
+        record(load(tmp_path))
+    sizes = PlanSizes(max_tokens=TOKENS, max_slots=SLOTS, max_context=256, threads=1)
+    with caplog.at_level("INFO"):
+        model = load_planned(lambda: load(tmp_path), None, sizes)
+    assert isinstance(model, Decoder)
+    assert f"plan: off, because of this: there is no operation for {what}" in caplog.text
+
+
+def test_a_machine_without_the_kernels_is_served_by_the_reference(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(tmp_path)
+    sizes = PlanSizes(max_tokens=TOKENS, max_slots=SLOTS, max_context=256, threads=1)
+    with caplog.at_level("INFO"):
+        model = load_planned(lambda: load(tmp_path), "abacus", sizes)
+    assert isinstance(model, Decoder)
+    assert "abacus" in caplog.text

@@ -1,0 +1,1 @@
+"""Trains the small chat model that ships inside Textgen."""

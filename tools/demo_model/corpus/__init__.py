@@ -1,0 +1,1 @@
+"""Seeded generators of every text the built-in model is trained on."""
