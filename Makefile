@@ -32,7 +32,7 @@ serve: $(SERVE) $(BUILT) ## Serve a model: make serve [MODEL=folder or ORG/NAME]
 build: $(SERVE) $(BUILT) ## Make .venv and build the router into it
 
 test: $(TEST) $(BUILT) lint test-rust ## Build and run everything: linters, Rust, Python and integration tests
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --reruns 1 --rerun-show-tracebacks
 
 # Everything below the router is the extension's own build; the router itself is sooner compiled and tested as it is.
 test-rust: $(TEST) ## Run the router's own tests
