@@ -75,12 +75,12 @@ docs-settings: $(SERVE) ## Write docs/settings.md from the table of settings
 	$(BIN)/python -m textgen.launcher.docs > docs/settings.md
 
 bench-router: $(BENCH) $(BUILT) ## Measure what a token costs in the router: make bench-router [ARGS="--only tokens"] [PEER_URL=http://... PEER_PID=...]
-	cargo build --release --quiet -p router-bench
+	cargo build --profile dist --quiet -p router-bench
 	$(BIN)/python -m benchmark.router.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 
 soak: $(BENCH) ## A million requests of every kind, with the router's memory watched: make soak [ARGS="--requests 10000"]
-	cargo build --release --quiet -p router-bench
+	cargo build --profile dist --quiet -p router-bench
 	$(BIN)/python -m benchmark.router.soak $(ARGS)
 
 bench-scheduler: $(BENCH) ## Simulate the scheduler on devices and clusters that are not at hand (some minutes)
@@ -98,7 +98,7 @@ bench-offline: $(BENCH) $(BUILT) ## Measure a list of 1,000 prompts beside Trans
 
 bench-structured: $(BENCH) $(BUILT) ## Measure what schemas cost and save, beside other libraries: make bench-structured [ARGS="--rounds 3"]
 	$(BIN)/maturin develop --release --extras bench,bench-structured
-	cargo build --release --quiet -p router-bench
+	cargo build --profile dist --quiet -p router-bench
 	$(BIN)/python -m benchmark.structured.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 

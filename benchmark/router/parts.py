@@ -18,7 +18,7 @@ from textgen.launcher.hardware import inspect
 from textgen.launcher.model import resolve
 from textgen.launcher.plan import make_plan
 
-BINARY = ROOT / "target" / "release" / "router-bench"
+BINARY = ROOT / "target" / "dist" / "router-bench"
 MODEL = ROOT / "python" / "textgen" / "demo" / "model"
 SERVER_CORE, CLIENT_CORE = 0, 1
 

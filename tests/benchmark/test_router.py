@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.router.parts import BINARY, measure, router, router_settings
 
-pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="needs `cargo build --release -p router-bench`")
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="needs `cargo build --profile dist -p router-bench`")
 
 
 def test_settings_are_the_launchers_with_wider_limits() -> None:
