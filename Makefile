@@ -20,7 +20,7 @@ MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help serve build test test-rust test-python test-cpu-asan test-integration fuzz-api lint format wheel demo-model docs-settings clean \
-  bench-router bench-report bench-scheduler bench-startup bench-structured bench-offline soak docs-models \
+  bench-router bench-report bench-scheduler bench-startup bench-structured bench-offline soak soak-restart image docs-models \
   check-tools
 
 help: ## List the targets
@@ -82,6 +82,13 @@ bench-router: $(BENCH) $(BUILT) ## Measure what a token costs in the router: mak
 soak: $(BENCH) ## A million requests of every kind, with the router's memory watched: make soak [ARGS="--requests 10000"]
 	cargo build --profile dist --quiet -p router-bench
 	$(BIN)/python -m benchmark.router.soak $(ARGS)
+
+soak-restart: $(TEST) $(BUILT) ## Restart servers behind nginx under 100,000 requests: make soak-restart [ROLLING_REQUESTS=1000] [ROLLING_CLIENTS=16]
+	ROLLING_REQUESTS=$(or $(ROLLING_REQUESTS),100000) ROLLING_CLIENTS=$(or $(ROLLING_CLIENTS),16) \
+	  $(BIN)/python -m pytest integration-tests/test_rolling_restart.py -s $(ARGS)
+
+image: ## Build the image for processors, from the wheel in dist/ if there is one: make image [ARGS="--build-arg TORCH_INDEX=..."]
+	docker build -f docker/Dockerfile -t textgen $(addprefix --build-arg WHEEL=,$(lastword $(wildcard dist/*.whl))) $(ARGS) .
 
 bench-scheduler: $(BENCH) ## Simulate the scheduler on devices and clusters that are not at hand (some minutes)
 	$(BIN)/python -m benchmark.scheduler.run $(ARGS)

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -139,18 +139,22 @@ Start: TypeAlias = Callable[..., Launcher]  # `launch` with a folder of its own,
 
 
 def launch(
-    folder: Path, *, model: Path | str | None = None, environ: Mapping[str, str] | None = None, **flags: object
-) -> Launcher:
-    """Start `python -m textgen.launcher`; its log goes into `folder`. Flags by their field names; None: left out."""
+    folder: Path, *, model: Path | str | None = None, environ: Mapping[str, str] | None = None,
+    module: str = "textgen.launcher", arguments: Sequence[str] = (), **flags: object,
+) -> Launcher:  # fmt: skip
+    """Start `python -m textgen.launcher`; its log goes into `folder`. Flags by their field names; None: left out.
+
+    module: another entrance. arguments: what comes before the flags.
+    """
     given = _DEFAULTS | flags
     if model is not None:
         given["model_id"] = model
-    arguments = [text for name, value in given.items() if value is not None for text in _words(name, value)]
+    words = [text for name, value in given.items() if value is not None for text in _words(name, value)]
     folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / f"launcher-{len(list(folder.iterdir()))}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "textgen.launcher", *arguments],
+            [sys.executable, "-m", module, *arguments, *words],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment(environ),
             start_new_session=True,
         )  # fmt: skip

@@ -183,10 +183,16 @@ impl Server {
         if self.control.blocking_send(Control::Drain).is_err() {
             return true;
         }
-        let permits = Arc::clone(&self.state.permits);
+        let (permits, mut status) = (Arc::clone(&self.state.permits), self.status.clone());
         let all = u32::try_from(self.permits()).unwrap_or(u32::MAX);
         // Every sequence in the house holds a permit until its answer is sent, so all of them together mean an empty house.
-        let empty = async move { tokio::time::timeout(timeout, permits.acquire_many_owned(all)).await.is_ok() };
+        let empty = async move {
+            // From the first permit taken here on others find none: they have to be told why, not that there are too many.
+            let told = |status: &EngineStatus| matches!(status, EngineStatus::Draining | EngineStatus::Stopped);
+            let _ = status.wait_for(told).await;
+            permits.acquire_many_owned(all).await
+        };
+        let empty = async move { tokio::time::timeout(timeout, empty).await.is_ok() };
         self.block_on(empty).unwrap_or(true)
     }
 

@@ -116,6 +116,10 @@ pub struct Settings {
     pub api_key: Option<Secret>,
     /// File with more keys.
     pub api_key_file: Option<PathBuf>,
+    /// Path by which Vertex AI calls, besides `/vertex`.
+    pub vertex_predict_route: Option<String>,
+    /// Path by which it asks whether the server lives, besides `/health`.
+    pub vertex_health_route: Option<String>,
     /// Origins allowed by CORS; empty allows every origin.
     pub cors_allow_origin: Vec<String>,
 }

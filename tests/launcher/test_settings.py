@@ -49,7 +49,7 @@ def test_every_setting_is_a_flag_and_a_variable(field: object) -> None:
         "max_total_tokens": "64", "prefix_caching": "false", "max_shard_failures": "2", "longest_prefix_first": "true",
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "disable_grammar_support": "true",
         "watermark_gamma": "0.25", "trust_remote_code": "true", "quantize": "int8", "plan": "auto", "cpu_isa": "avx2",
-        "allow_unauthenticated": "true",
+        "allow_unauthenticated": "true", "vertex_predict_route": "/p", "vertex_health_route": "/h",
     }  # fmt: skip
     value = values.get(name, "3")
     switch = name in ("json_output", "disable_grammar_support", "trust_remote_code", "allow_unauthenticated")

@@ -12,6 +12,7 @@ from textgen.launcher.descriptors import make_room
 from textgen.launcher.errors import LauncherError, SettingsError
 from textgen.launcher.hardware import inspect
 from textgen.launcher.log import Log
+from textgen.launcher.notify import notify
 from textgen.launcher.plan import make_plan
 from textgen.launcher.process import SocketFolder
 from textgen.launcher.report import Phases, report_plan, report_ready
@@ -65,6 +66,7 @@ def _serve(settings: Settings, log: Log, phases: Phases) -> int:
 
     def ready(router: Router, hello: str) -> None:
         report_ready(log, plan, router.address, hello, phases)
+        notify(current_environment(), READY="1", STATUS=f"serves {plan.model.name} on {router.address}")
 
     with SocketFolder() as folder:
         return supervisor(plan, log, folder, router, ready).run()

@@ -70,6 +70,12 @@ def secret(value: str) -> str:
     return value
 
 
+def route(value: str) -> str:
+    if not value.startswith("/") or not value.isprintable() or not value.isascii() or set(value) & set(" ?#"):
+        raise ValueError("must be a path that begins with / and holds no space, ? or #")
+    return value
+
+
 def integer(low: int, high: int = LARGEST) -> Parser:
     """A whole number from `low` to `high`."""
     span = f"from {low} to {high}" if high < LARGEST else f"of at least {low}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import textgen
 from textgen.hub.naming import gguf_of
+from textgen.launcher.arguments import current_environment
 from textgen.launcher.checkpoint import Checkpoint, read_checkpoint
 from textgen.launcher.errors import ModelError
 from textgen.models.config import read_config
@@ -87,6 +88,8 @@ def _describe(folder: Path, trust: bool) -> tuple[DecoderSpec, bool]:
 
 def _find(model_id: str, options: HubOptions) -> tuple[Path, str | None]:
     """The folder, and its commit when it came from the hub. A folder of that name goes first."""
+    if model_id.startswith("gs://"):
+        return _bring(model_id, options), None
     path = Path(model_id).expanduser()
     if path.is_dir():
         return path, None
@@ -138,6 +141,23 @@ def _download(model_id: str, options: HubOptions, repo: str, gguf: str | None = 
     except HubError as error:
         raise ModelError(f"--model-id {model_id}: {_no_folder(model_id)}{error}") from None
     return found.folder, found.commit
+
+
+def _bring(model_id: str, options: HubOptions) -> Path:
+    """A model of a bucket."""
+    from textgen.hub.bucket import bring, open_bucket  # here: as above
+    from textgen.hub.connection import connect
+    from textgen.hub.errors import HubError
+    from textgen.hub.progress import Progress
+
+    def check(folder: Path) -> None:
+        _describe(folder, False)
+
+    progress = Progress(options.say, warn=options.warn, bar=options.bar)
+    try:
+        return bring(open_bucket(model_id, current_environment()), connect(options.cache).cache, check, progress)
+    except HubError as error:
+        raise ModelError(f"--model-id {model_id}: {error}") from None
 
 
 def _no_folder(model_id: str) -> str:

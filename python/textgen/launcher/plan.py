@@ -52,6 +52,7 @@ class Plan:
             "max_logit_bias", "max_bad_words", "watermark_gamma", "watermark_delta",
             "max_top_n_tokens", "max_batch_total_tokens", "max_client_batch_size", "payload_limit",
             "validation_workers", "api_key", "api_key_file", "cors_allow_origin",
+            "vertex_predict_route", "vertex_health_route",
             "target_itl_ms", "prefix_caching", "stream_buffer",
             "response_store_bytes", "response_store_time", "async_tools_timeout",
             "slow_reader_timeout", "max_connections", "header_timeout",

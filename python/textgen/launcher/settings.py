@@ -18,6 +18,7 @@ from textgen.launcher.flags import (
     memory,
     part,
     ratio,
+    route,
     seconds,
     secret,
     setting,
@@ -44,7 +45,7 @@ class Settings:
         text, None,
         "Folder of a model in Hugging Face format (config.json, tokenizer.json, *.safetensors), a GGUF file, or a "
         "model of the hub as ORG/NAME, which is downloaded into the cache; ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf "
-        "for one of its GGUF files.",
+        "for one of its GGUF files; or gs://BUCKET/FOLDER of Google Cloud Storage.",
         group=MODEL, default="the built-in model", metavar="MODEL",
     )  # fmt: skip
     revision: str | None = setting(
@@ -308,6 +309,16 @@ class Settings:
         "Serve a network without asking for a key. Without it, an address other than this machine's own needs "
         "--api-key or --api-key-file.",
         group=NETWORK, default="false", switch=True,
+    )  # fmt: skip
+    vertex_predict_route: str | None = setting(
+        route, None,
+        "Path by which Vertex AI calls the server, besides /vertex. A path that the server has keeps its meaning.",
+        group=NETWORK, default="/vertex", metavar="PATH",
+    )  # fmt: skip
+    vertex_health_route: str | None = setting(
+        route, None,
+        "Path by which Vertex AI asks whether the server lives, besides /health; no key is asked for there.",
+        group=NETWORK, default="/health", metavar="PATH",
     )  # fmt: skip
     cors_allow_origin: tuple[str, ...] = setting(
         text, (), "Origin that browsers may call from; repeat the flag for several (in the environment: commas).",

@@ -1,11 +1,15 @@
 //! The routes by which clouds call a container: SageMaker's and Vertex AI's. They carry the bodies of other routes.
 
-use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
+use axum::http::{Method, Uri};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use futures::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tower::ServiceExt;
 use utoipa::ToSchema;
 
 use super::errors::{ApiError, Dialect, ErrorResponse, OpenAiErrorResponse};
@@ -20,7 +24,14 @@ use super::openai::types::{ChatRequest, CompletionRequest};
 use super::openapi::NativeErrors;
 use super::standing::Caller;
 use super::state::AppState;
+use super::{layers, ops};
 use crate::input::GenerationRequest;
+use crate::settings::Settings;
+
+/// Where Vertex AI predicts, whatever path it was told to call.
+const PREDICT: &str = "/vertex";
+/// Where it asks whether the server lives.
+const HEALTH: &str = "/health";
 
 /// Body of `POST /invocations`: that of `POST /`, of a chat, or of a completion, told apart by their fields.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -172,6 +183,50 @@ pub async fn vertex(
     let answers = try_join_all(running).await?;
     let text = |all| best(all, 1).0.pop().map(|answer| answer.text).ok_or(ApiError::Incomplete);
     Ok(Json(VertexResponse { predictions: answers.into_iter().map(text).collect::<Result<_, _>>()? }))
+}
+
+/// The same routes for the paths that Vertex AI was told to call.
+pub fn elsewhere(state: AppState) -> Router {
+    Router::new()
+        .route(PREDICT, post(vertex))
+        .route(HEALTH, get(ops::health))
+        .route_layer(from_fn(layers::tell))
+        .method_not_allowed_fallback(layers::method_not_allowed)
+        .with_state(state)
+}
+
+/// The route for which a path stands that Vertex AI was told to call. One path may be both.
+#[must_use]
+pub fn renamed(settings: &Settings, request: &Request) -> Option<&'static str> {
+    let path = Some(request.uri().path());
+    let (predict, health) = (settings.vertex_predict_route.as_deref(), settings.vertex_health_route.as_deref());
+    if path == health && (path != predict || is_look(request.method())) {
+        Some(HEALTH)
+    } else {
+        (path == predict).then_some(PREDICT)
+    }
+}
+
+/// Whether a request only asks whether the server lives, by a path that is no route's.
+#[must_use]
+pub fn asks_health(settings: &Settings, request: &Request) -> bool {
+    renamed(settings, request) == Some(HEALTH) && is_look(request.method())
+}
+
+fn is_look(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+/// Answers a request as that route of `elsewhere` does.
+pub async fn routed(clouds: Router, mut request: Request, route: &'static str) -> Response {
+    *request.uri_mut() = Uri::from_static(route);
+    let mut response = match clouds.oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    };
+    // The path may be one that looks like another dialect's.
+    response.extensions_mut().insert(Dialect::Native);
+    response
 }
 
 struct Instance {

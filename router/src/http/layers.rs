@@ -45,6 +45,16 @@ pub async fn finish(State(state): State<AppState>, request: Request, next: Next)
     response
 }
 
+/// Tells `finish` which route of a router below it was.
+pub async fn tell(request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let mut response = next.run(request).await;
+    if let Some(route) = route {
+        response.extensions_mut().insert(route);
+    }
+    response
+}
+
 /// The client's own id when it is harmless to repeat, else a new one.
 fn request_id(request: &Request) -> HeaderValue {
     let harmless = |id: &&HeaderValue| {

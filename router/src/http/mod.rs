@@ -27,6 +27,8 @@ mod sse;
 pub mod standing;
 pub mod state;
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{HeaderValue, Method, header};
@@ -45,7 +47,17 @@ use crate::settings::Settings;
 
 /// Every route of the server.
 pub fn app(state: AppState) -> Router {
-    let models = inference::elsewhere(state.clone());
+    let (clouds, models) = (clouds::elsewhere(state.clone()), inference::elsewhere(state.clone()));
+    let settings = Arc::clone(&state.settings);
+    let elsewhere = move |request: Request| {
+        let (settings, clouds, models) = (Arc::clone(&settings), clouds.clone(), models.clone());
+        async move {
+            match clouds::renamed(&settings, &request) {
+                Some(route) => clouds::routed(clouds, request, route).await,
+                None => inference::not_found(models, request).await,
+            }
+        }
+    };
     Router::new()
         .route("/", get(ops::root).post(generate::compat_generate))
         .route("/generate", post(generate::generate))
@@ -79,7 +91,7 @@ pub fn app(state: AppState) -> Router {
         .route("/docs", get(docs::page))
         .route("/docs/{file}", get(docs::file))
         .merge(inference::routes())
-        .fallback(move |request: Request| inference::not_found(models.clone(), request))
+        .fallback(elsewhere)
         .method_not_allowed_fallback(layers::method_not_allowed)
         .layer(DefaultBodyLimit::max(state.settings.payload_limit))
         .layer(option_layer(state.ring.needed().then(|| from_fn_with_state(state.clone(), keys::required))))

@@ -2,9 +2,11 @@
 
 use serde_json::{Value, json};
 use textgen_router::http::Patience;
+use textgen_router::secret::Secret;
 use textgen_router::settings::Settings;
 use textgen_router::shard::handle::{EngineError, Event};
 
+use crate::client::{Answer, json_request, with_headers};
 use crate::server::{Server, settings, started};
 
 #[tokio::test]
@@ -76,4 +78,49 @@ async fn instances_are_answered_in_their_order() {
         assert!(error.contains(place), "{error}");
     }
     assert_eq!(server.state.permits.available_permits(), 4);
+}
+
+fn told_to_call(predict: &str, health: &str) -> Server {
+    let (predict, health) = (Some(predict.to_owned()), Some(health.to_owned()));
+    let api_key = Some(Secret::from("sesame"));
+    let settings = Settings { vertex_predict_route: predict, vertex_health_route: health, api_key, ..settings() };
+    let mut server = Server::with(settings, Patience::default());
+    server.script(crate::server::say("hey"));
+    server
+}
+
+async fn predict(server: &Server, path: &str, key: &str, instances: Value) -> Answer {
+    let request = json_request(path, &json!({"instances": instances}));
+    server.send(with_headers(request, &[("x-api-key", key)])).await
+}
+
+#[tokio::test]
+async fn vertex_calls_the_paths_it_was_told() {
+    let path = "/v1/endpoints/7/deployedModels/9";
+    let server = told_to_call(&format!("{path}:predict"), path);
+    let hi = json!([{"inputs": "hi"}]);
+    let answer = predict(&server, &format!("{path}:predict"), "sesame", hi.clone()).await;
+    assert_eq!((answer.status.as_u16(), answer.json()), (200, json!({"predictions": ["hey"]})));
+    assert_eq!(predict(&server, &format!("{path}:predict"), "guessed", hi.clone()).await.status, 401);
+    predict(&server, &format!("{path}:predict"), "sesame", json!([])).await.native_error(422, "validation");
+    // Who asks whether the server lives has no key; whoever wants more needs one.
+    assert_eq!(server.get(path).await.status, 200);
+    assert_eq!(predict(&server, path, "guessed", hi.clone()).await.status, 401);
+    assert_eq!(predict(&server, path, "sesame", hi).await.status, 405);
+    assert_eq!(server.get(&format!("{path}:predict")).await.status, 401);
+    let page = server.state.metrics.render();
+    assert!(page.contains("textgen_http_requests_total{route=\"/vertex\",status=\"200\"} 1"), "{page}");
+}
+
+#[tokio::test]
+async fn one_path_may_be_called_for_both_and_routes_of_the_server_keep_their_meaning() {
+    let server = told_to_call("/both", "/both");
+    assert_eq!(server.get("/both").await.status, 200);
+    assert_eq!(predict(&server, "/both", "sesame", json!([{"inputs": "hi"}])).await.json()["predictions"][0], "hey");
+    // Nobody reads the metrics without a key because a cloud was told to ask there.
+    let server = told_to_call("/generate", "/metrics");
+    assert_eq!(server.get("/metrics").await.status, 401);
+    let answer =
+        server.send(with_headers(json_request("/generate", &json!({"inputs": "hi"})), &[("x-api-key", "sesame")]));
+    assert_eq!(answer.await.json()["generated_text"], "hey");
 }

@@ -82,6 +82,8 @@ pub fn settings() -> Settings {
         grammar_cache_mb: 16,
         api_key: None,
         api_key_file: None,
+        vertex_predict_route: None,
+        vertex_health_route: None,
         cors_allow_origin: Vec::new(),
     }
 }

@@ -9,10 +9,10 @@ pub mod wire;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::{FromRequestParts, MatchedPath, Path, Request, State};
+use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
@@ -53,17 +53,8 @@ pub fn routes() -> Router<AppState> {
 
 /// The same routes for paths that these patterns miss: with a version, or with a model's name that holds slashes.
 pub fn elsewhere(state: AppState) -> Router {
-    /// Tells the layers around this router which route it was.
-    async fn tell(request: Request, next: Next) -> Response {
-        let route = request.extensions().get::<MatchedPath>().cloned();
-        let mut response = next.run(request).await;
-        if let Some(route) = route {
-            response.extensions_mut().insert(route);
-        }
-        response
-    }
     routes()
-        .route_layer(from_fn(tell))
+        .route_layer(from_fn(layers::tell))
         .fallback(layers::not_found)
         .method_not_allowed_fallback(layers::method_not_allowed)
         .with_state(state)
