@@ -189,10 +189,9 @@ impl Server {
         let empty = async move {
             // From the first permit taken here on others find none: they have to be told why, not that there are too many.
             let told = |status: &EngineStatus| matches!(status, EngineStatus::Draining | EngineStatus::Stopped);
-            let _ = status.wait_for(told).await;
-            permits.acquire_many_owned(all).await
+            let _ = tokio::time::timeout(FAREWELL, status.wait_for(told)).await;
+            tokio::time::timeout(timeout, permits.acquire_many_owned(all)).await.is_ok()
         };
-        let empty = async move { tokio::time::timeout(timeout, empty).await.is_ok() };
         self.block_on(empty).unwrap_or(true)
     }
 
