@@ -238,11 +238,15 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
     Some(digest)
 }
 
+/// Whether a request asks what everybody may ask: by a path of the server's, or by one that a cloud was told.
+fn is_open(settings: &Settings, request: &Request) -> bool {
+    let renamed = || request.extensions().get::<MatchedPath>().is_none() && asks_health(settings, request);
+    matches!(request.uri().path(), "/health" | "/ping" | "/ready" | "/v2/health/live" | "/v2/health/ready") || renamed()
+}
+
 /// Lets those in who have a key. Whether the server lives may be asked by all: what watches it has none.
 pub async fn required(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
-    let open = matches!(request.uri().path(), "/health" | "/ping" | "/ready" | "/v2/health/live" | "/v2/health/ready");
-    let renamed = || request.extensions().get::<MatchedPath>().is_none() && asks_health(&state.settings, &request);
-    if open || request.extensions().get::<Inside>().is_some() || renamed() {
+    if is_open(&state.settings, &request) || request.extensions().get::<Inside>().is_some() {
         return next.run(request).await;
     }
     match state.ring.admit(request.headers()) {
