@@ -28,7 +28,7 @@ def test_no_request_is_lost(start: Start, script: Script, tmp_path: Path) -> Non
     restarts = 0
     (tmp_path / "nginx").mkdir()
     with nginx(tmp_path / "nginx", [replica.address for replica in replicas]) as front:
-        clients = Clients(front, script.text, CLIENTS)
+        clients = Clients(front, script, CLIENTS)
         try:
             while clients.answered < REQUESTS or restarts < len(replicas):
                 before = clients.answered

@@ -14,8 +14,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from support.scripted import Script
 from support.server import START_SECONDS, STOP_SECONDS, Launcher, Start
 from support.waiting import until
 
@@ -103,14 +107,32 @@ def nginx(folder: Path, servers: list[str]) -> Iterator[str]:
         process.wait(STOP_SECONDS)
 
 
-class Clients:
-    """Threads that ask one thing after the other, whole and streamed, until they are told to stop.
+@dataclass(frozen=True)
+class Answer:
+    """What a request of so many tokens has to be answered."""
 
-    Each answer has to be `text` to its last character; what else happens is kept in `lost`.
+    tokens: int
+    text: str
+
+
+def answers(script: Script, few: int = 6) -> tuple[Answer, Answer]:
+    """Of at most `few` tokens, which end with a whole character, and of all."""
+    tokenizer = Tokenizer.from_file(str(script.folder / "tokenizer.json"))
+    beginnings = [Answer(count, tokenizer.decode(list(script.tokens[:count]))) for count in range(1, few + 1)]
+    short = [answer for answer in beginnings if answer.text and script.text.startswith(answer.text)][-1]
+    return short, Answer(len(script.tokens), script.text)
+
+
+class Clients:
+    """Threads that ask one thing after the other until they are told to stop: whole and streamed, in both dialects,
+    mostly for few tokens and now and then for all.
+
+    Each answer has to be right to its last character; what else happens is kept in `lost`.
     """
 
-    def __init__(self, address: str, text: str, count: int) -> None:
-        self._address, self._text = address, text
+    def __init__(self, address: str, script: Script, count: int) -> None:
+        self._address = address
+        self._short, self._long = answers(script)
         self._stop = threading.Event()
         self._answered = [0] * count
         self.lost: list[str] = []
@@ -128,14 +150,15 @@ class Clients:
             thread.join()
 
     def _ask(self, number: int) -> None:
-        kinds: tuple[Callable[[http.client.HTTPConnection], str], ...] = (_whole, _streamed, _completion)
+        kinds: tuple[Callable[[http.client.HTTPConnection, int], str], ...] = (_whole, _streamed, _completion)
         connection = http.client.HTTPConnection(self._address, timeout=START_SECONDS)
-        for ask in itertools.cycle(kinds):
+        for place in itertools.count(number):
             if self._stop.is_set():
                 break
+            ask, answer = kinds[place % len(kinds)], self._short if place % 10 else self._long
             try:
-                said = ask(connection)
-                if said != self._text:
+                said = ask(connection, answer.tokens)
+                if said != answer.text:
                     self.lost.append(f"{ask.__name__} said {said!r}")
             except (OSError, http.client.HTTPException, ValueError, LookupError, AssertionError) as error:
                 self.lost.append(f"{ask.__name__}: {error!r}")
@@ -152,19 +175,24 @@ def _post(connection: http.client.HTTPConnection, path: str, body: object) -> by
     return content
 
 
-def _whole(connection: http.client.HTTPConnection) -> str:
-    said: str = json.loads(_post(connection, "/generate", {"inputs": "a"}))["generated_text"]
+def _native(tokens: int) -> dict[str, object]:
+    return {"inputs": "a", "parameters": {"max_new_tokens": tokens}}
+
+
+def _whole(connection: http.client.HTTPConnection, tokens: int) -> str:
+    said: str = json.loads(_post(connection, "/generate", _native(tokens)))["generated_text"]
     return said
 
 
-def _streamed(connection: http.client.HTTPConnection) -> str:
-    events = _post(connection, "/generate_stream", {"inputs": "a"}).decode().rstrip().split("\n\n")
+def _streamed(connection: http.client.HTTPConnection, tokens: int) -> str:
+    events = _post(connection, "/generate_stream", _native(tokens)).decode().rstrip().split("\n\n")
     said: str = json.loads(events[-1].removeprefix("data:"))["generated_text"]
     return said
 
 
-def _completion(connection: http.client.HTTPConnection) -> str:
-    events = _post(connection, "/v1/completions", {"prompt": "a", "stream": True}).decode().rstrip().split("\n\n")
+def _completion(connection: http.client.HTTPConnection, tokens: int) -> str:
+    body = {"prompt": "a", "stream": True, "max_tokens": tokens}
+    events = _post(connection, "/v1/completions", body).decode().rstrip().split("\n\n")
     assert events.pop() == "data: [DONE]"
     chunks = [json.loads(event.removeprefix("data:")) for event in events]
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
