@@ -20,7 +20,7 @@ MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help serve build test test-rust test-python test-cpu-asan test-integration fuzz-api lint format wheel demo-model docs-settings clean \
-  bench-router bench-report bench-scheduler bench-startup bench-structured bench-offline soak soak-restart image docs-models \
+  bench-cpu bench-router bench-report bench-scheduler bench-startup bench-structured bench-offline soak soak-restart image docs-models \
   check-tools
 
 help: ## List the targets
@@ -107,6 +107,10 @@ bench-structured: $(BENCH) $(BUILT) ## Measure what schemas cost and save, besid
 	$(BIN)/maturin develop --release --extras bench,bench-structured
 	cargo build --profile dist --quiet -p router-bench
 	$(BIN)/python -m benchmark.structured.run $(ARGS)
+	$(BIN)/python -m benchmark.report
+
+bench-cpu: $(BENCH) $(BUILT) ## Measure tokens a second on this processor beside llama.cpp and others: make bench-cpu [ARGS="--shapes S --formats int8"]
+	$(BIN)/python -m benchmark.cpu.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 
 bench-report: $(BENCH) ## Write docs/performance.md from the results of all benchmarks

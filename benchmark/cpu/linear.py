@@ -22,11 +22,16 @@ from textgen.ops.cpu.library import BF16, F32, BufferRecord, Handle, Kernels, Op
 OUTPUTS, INPUTS = 2048, 8192
 FORMS = {"float32": (0, 4.0, 0), "bfloat16": (1, 2.0, 0), "int8": (2, 1.0, 0), "int8 g64": (3, 1.0 + 2 / 64, 64)}
 FORMS |= {f"int4 g{group}": (4, 0.5 + 2 / group, group) for group in (32, 64, 128)}
+BLOCKS = {"Q4_K": (6, 144), "Q5_K": (7, 176), "Q6_K": (8, 210)}  # of GGUF files; bytes of 256 inputs
+FORMS |= {name: (form, size / 256, 0) for name, (form, size) in BLOCKS.items()}
 
 
 def packed(kernels: Kernels, form: int, group: int) -> Handle:
     weight = kernels.weight(form, OUTPUTS, INPUTS, group)
-    if form < 2:
+    if form >= 6:
+        size = next(size for each, size in BLOCKS.values() if each == form)
+        kernels.pack(weight, 0, torch.randint(0, 60, (OUTPUTS, INPUTS // 256 * size), dtype=torch.uint8))
+    elif form < 2:
         kernels.pack(weight, 0, torch.randn(OUTPUTS, INPUTS, dtype=torch.bfloat16 if form else torch.float32))
     else:
         values = torch.randint(-8, 8, (OUTPUTS, INPUTS), dtype=torch.int8)

@@ -32,11 +32,12 @@ def config(**changes: int) -> dict[str, object]:
 def shapes(values: dict[str, object]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of its tensors."""
     sizes = {name: value for name, value in values.items() if isinstance(value, int)}
+    tied = bool(values["tie_word_embeddings"])
     hidden, inner, vocab = sizes["hidden_size"], sizes["intermediate_size"], sizes["vocab_size"]
     shared = hidden // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
-    found: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden), "model.norm.weight": (hidden,)
-    }  # fmt: skip
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    if not tied:
+        found["lm_head.weight"] = (vocab, hidden)
     for layer in range(sizes["num_hidden_layers"]):
         for name, shape in {
             "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (shared, hidden),

@@ -37,14 +37,23 @@ typedef enum tg_format {
   TG_WEIGHT_INT8_GROUPS = 3,
   // As the one before, with values from -8 to 7.
   TG_WEIGHT_INT4_GROUPS = 4,
+  // Rows of a GGUF file's blocks of 256 inputs, as they are. x quantized for each row and group of 32 inputs, of Q6_K 16.
+  // y = sum over groups of scale_x[g] * (scale_w[g] * (q . w) - min_w[g] * sum(q)), in float32; Q6_K has no minima.
+  TG_WEIGHT_Q4_K = 6,
+  TG_WEIGHT_Q5_K = 7,
+  TG_WEIGHT_Q6_K = 8,
+  // As TG_WEIGHT_INT4_GROUPS with values from 0 to 15 and a zero point, a whole number from 0 to 16, for each output and group:
+  // y = sum over groups of (q . (w - zero)) * (scale_x[g] * scale_w[out][g]).
+  TG_WEIGHT_INT4_ZEROS = 9,
 } tg_format;
 
 typedef struct tg_weight tg_weight;
 
 // Rows of a matrix that the caller owns, and that `weight_pack` copies.
 typedef struct tg_rows {
-  const void *values;    // [rows, ins]: TG_F32, TG_BF16 or TG_F16 for the float formats, TG_I8 for the others
-  const float *scales;   // int8: [rows]; groups: [rows, ins / group], rounded to float16; floats: NULL
+  const void *values;    // [rows, ins]: TG_F32, TG_BF16 or TG_F16 for the float formats, TG_I8 for integers; blocks: TG_U8
+  const float *scales;   // int8: [rows]; groups: [rows, ins / group], rounded to float16, with zero points [rows, 2 * ins / group],
+                         // those behind the scales; floats and blocks: NULL
   int64_t stride;        // from row to row of `values`, in elements
   int64_t scale_stride;  // from row to row of `scales`, in elements
   int64_t rows;
@@ -172,6 +181,12 @@ typedef struct tg_api {
   // Nanoseconds that worker 0 spent in each operation of the last runs, [op_count]; NULL turns it off again.
   void (*plan_profile)(tg_plan *plan, int64_t *nanoseconds);
   void (*plan_destroy)(tg_plan *plan);
+
+  // Where the packed form lies, `weight_bytes` of it; the same bytes for every instruction set.
+  const void *(*weight_memory)(const tg_weight *weight);
+  // A weight whose packed form the caller has, as `weight_memory` gave it: aligned to 64 bytes, not written, and there as long as the
+  // weight. NULL where `bytes` is not what such a weight has.
+  tg_weight *(*weight_map)(int32_t format, int64_t outs, int64_t ins, int64_t group, const void *memory, int64_t bytes);
 } tg_api;
 
 // The kernels for `isa`, or for the best that this machine has where it is NULL; NULL when the machine or the build lacks it.

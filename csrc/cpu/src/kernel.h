@@ -18,10 +18,13 @@ struct tg_weight {
   int64_t panels;       // of 16 outputs
   int64_t padded;       // ins, rounded up to what a tile takes
   int64_t groups;       // padded / group, 0 without groups
-  int64_t panel_bytes;  // of values, and of the panel's group scales behind them
+  int64_t record;       // bytes of 256 inputs of a panel, of formats in blocks
+  int64_t value_bytes;  // of a panel's values; its groups' scales are behind them, then their zero points
+  int64_t panel_bytes;  // of all of these
   uint8_t *values;      // see weight.cpp for the layouts
   float *scales;        // int8: [panels * 16]
-  int64_t bytes;        // mapped
+  int64_t bytes;        // of the packed form
+  bool owned;           // the memory is the library's
 };
 
 namespace tg {

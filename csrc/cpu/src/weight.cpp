@@ -7,6 +7,8 @@
 //   int8         [panel][in / 4][16][4]         ins rounded up to 64; value + 128
 //   int8 groups  as int8, then [group][16] float16 behind each panel
 //   int4 groups  [panel][in / 8][16][4]         value + 8; the low nibbles are the unit of four inputs, the high ones the next
+//   int4 zeros   as int4 groups with the value as it is, then [group][16] bytes, the zero points
+//   blocks       see weight_blocks.cpp
 //
 // Integers are stored without sign, and x, quantized, has one: the products of VNNI and AMX take them so, and the offset is
 // taken off again by the sum of x, which is known for each row.
@@ -17,12 +19,14 @@
 #include <sys/mman.h>
 
 #include "pool.h"
+#include "weight_blocks.h"
 
 namespace tg {
 namespace {
 
-bool is_integer(int32_t format) { return format >= TG_WEIGHT_INT8 && format <= TG_WEIGHT_INT4_GROUPS; }
-bool has_groups(int32_t format) { return format == TG_WEIGHT_INT8_GROUPS || format == TG_WEIGHT_INT4_GROUPS; }
+bool is_int4(int32_t format) { return format == TG_WEIGHT_INT4_GROUPS || format == TG_WEIGHT_INT4_ZEROS; }
+bool has_groups(int32_t format) { return format == TG_WEIGHT_INT8_GROUPS || is_int4(format); }
+bool is_integer(int32_t format) { return format == TG_WEIGHT_INT8 || has_groups(format); }
 
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kMost = int64_t{1} << 31;
@@ -117,23 +121,27 @@ void pack_int8(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_
 }
 
 void pack_int4(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_t row) {
+  const uint32_t flip = weight->format == TG_WEIGHT_INT4_GROUPS ? 0x08080808 : 0;
   const uint8_t *from = static_cast<const uint8_t *>(rows->values) + row * rows->stride;
   for (int64_t i = 0; i < weight->ins; i += 8, to += 64) {
     uint32_t low, high;
     memcpy(&low, from + i, 4);
     memcpy(&high, from + i + 4, 4);
     // The low four bits of a value, with the highest turned over, are those of value + 8.
-    low = (low ^ 0x08080808) & 0x0f0f0f0f;
-    high = (high ^ 0x08080808) & 0x0f0f0f0f;
+    low = (low ^ flip) & 0x0f0f0f0f;
+    high = (high ^ flip) & 0x0f0f0f0f;
     const uint32_t unit = low | high << 4;
     memcpy(to, &unit, 4);
   }
 }
 
 void pack_scales(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg_rows *rows, int64_t row) {
-  uint16_t *to = reinterpret_cast<uint16_t *>(panel + weight->panel_bytes - weight->groups * kPanel * 2) + lane;
+  uint16_t *to = reinterpret_cast<uint16_t *>(panel + weight->value_bytes) + lane;
   const float *from = rows->scales + row * rows->scale_stride;
   for (int64_t g = 0; g < weight->groups; g++) to[g * kPanel] = f16_of(from[g]);
+  if (weight->format != TG_WEIGHT_INT4_ZEROS) return;
+  uint8_t *zeros = panel + weight->value_bytes + weight->groups * kPanel * 2 + lane;
+  for (int64_t g = 0; g < weight->groups; g++) zeros[g * kPanel] = static_cast<uint8_t>(from[weight->groups + g]);
 }
 
 const char *check(const tg_weight *weight, int64_t first_out, const tg_rows *rows) {
@@ -141,8 +149,11 @@ const char *check(const tg_weight *weight, int64_t first_out, const tg_rows *row
     return "the rows leave the weight";
   }
   if (rows->values == nullptr) return "there are no values to pack";
-  if (rows->stride < weight->ins && rows->rows > 1) return "the rows to pack overlap";
-  if (is_integer(weight->format)) {
+  const int64_t least = is_block(weight->format) ? weight->ins / 256 * block_bytes(weight->format) : weight->ins;
+  if (rows->stride < least && rows->rows > 1) return "the rows to pack overlap";
+  if (is_block(weight->format)) {
+    if (rows->dtype != TG_U8) return "blocks are packed from bytes";
+  } else if (is_integer(weight->format)) {
     if (rows->dtype != TG_I8) return "an integer format is packed from int8 values";
     if (rows->scales == nullptr) return "an integer format needs scales";
   } else if (rows->dtype != TG_F32 && rows->dtype != TG_BF16 && rows->dtype != TG_F16) {
@@ -153,15 +164,22 @@ const char *check(const tg_weight *weight, int64_t first_out, const tg_rows *row
 
 }  // namespace
 
-tg_weight *weight_create(int32_t format, int64_t outs, int64_t ins, int64_t group) {
-  if (format < TG_WEIGHT_F32 || format > TG_WEIGHT_INT4_GROUPS) return set_error("no such weight format"), nullptr;
+namespace {
+
+// A weight without memory: its sizes, and in `scales` NULL. NULL with an error when there is no such weight.
+tg_weight *shaped(int32_t format, int64_t outs, int64_t ins, int64_t group) {
+  const bool blocks = is_block(format);
+  if (!blocks && !is_integer(format) && format != TG_WEIGHT_F32 && format != TG_WEIGHT_BF16) {
+    return set_error("no such weight format"), nullptr;
+  }
   if (outs < 1 || ins < 1 || outs > kMost || ins > kMost) return set_error("a weight has 1 to 2^31 rows and columns"), nullptr;
   // Where a sum of products of 255 and 127 may leave 32 bits.
-  if (is_integer(format) && ins > 65536) return set_error("an integer format has at most 65536 inputs"), nullptr;
+  if ((is_integer(format) || blocks) && ins > 65536) return set_error("an integer format has at most 65536 inputs"), nullptr;
   if (has_groups(format)) {
     if (group != 32 && group != 64 && group != 128) return set_error("a group has 32, 64 or 128 inputs"), nullptr;
     if (ins % group != 0) return set_error("the inputs are not a multiple of the group"), nullptr;
   }
+  if (blocks && ins % 256 != 0) return set_error("blocks have 256 inputs, and the inputs are not a multiple"), nullptr;
   tg_weight *weight = static_cast<tg_weight *>(calloc(1, sizeof(tg_weight)));
   if (weight == nullptr) return set_error("no memory for a weight"), nullptr;
   weight->format = format;
@@ -172,11 +190,32 @@ tg_weight *weight_create(int32_t format, int64_t outs, int64_t ins, int64_t grou
   weight->padded = format == TG_WEIGHT_F32 ? ins : format == TG_WEIGHT_BF16 ? round_up(ins, 32) : round_up(ins, 64);
   if (has_groups(format)) weight->padded = ins;  // a group of 32 may end the row: a tile of half the height
   weight->groups = has_groups(format) ? ins / group : 0;
-  const int64_t bits = format == TG_WEIGHT_F32 ? 32 : format == TG_WEIGHT_BF16 ? 16 : format == TG_WEIGHT_INT4_GROUPS ? 4 : 8;
-  weight->panel_bytes = weight->padded * kPanel * bits / 8 + weight->groups * kPanel * 2;
-  const int64_t values = weight->panels * weight->panel_bytes;
+  const int64_t bits = format == TG_WEIGHT_F32 ? 32 : format == TG_WEIGHT_BF16 ? 16 : is_int4(format) ? 4 : 8;
+  weight->value_bytes = weight->padded * kPanel * bits / 8;
+  weight->panel_bytes = weight->value_bytes + weight->groups * kPanel * (format == TG_WEIGHT_INT4_ZEROS ? 3 : 2);
+  if (blocks) {
+    weight->group = block_group(format);
+    weight->padded = ins;
+    weight->groups = ins / weight->group;
+    weight->record = block_record(format);
+    weight->panel_bytes = ins / 256 * weight->record;
+  }
   const int64_t scales = format == TG_WEIGHT_INT8 ? weight->panels * kPanel * 4 : 0;
-  weight->bytes = round_up(values, 64) + scales;
+  weight->bytes = round_up(weight->panels * weight->panel_bytes, 64) + scales;
+  return weight;
+}
+
+void place(tg_weight *weight, uint8_t *memory) {
+  weight->values = memory;
+  const int64_t values = round_up(weight->panels * weight->panel_bytes, 64);
+  weight->scales = weight->format == TG_WEIGHT_INT8 ? reinterpret_cast<float *>(memory + values) : nullptr;
+}
+
+}  // namespace
+
+tg_weight *weight_create(int32_t format, int64_t outs, int64_t ins, int64_t group) {
+  tg_weight *weight = shaped(format, outs, ins, group);
+  if (weight == nullptr) return nullptr;
   void *memory = nullptr;
   if (weight->bytes >= kHugePage) {
     const int64_t bytes = round_up(weight->bytes, kHugePage);
@@ -190,13 +229,26 @@ tg_weight *weight_create(int32_t format, int64_t outs, int64_t ins, int64_t grou
     return set_error("no memory for a packed weight"), nullptr;
   }
   memset(memory, 0, weight->bytes);
-  weight->values = static_cast<uint8_t *>(memory);
-  weight->scales = scales == 0 ? nullptr : reinterpret_cast<float *>(weight->values + round_up(values, 64));
+  weight->owned = true;
+  place(weight, static_cast<uint8_t *>(memory));
   return weight;
 }
 
+tg_weight *weight_map(int32_t format, int64_t outs, int64_t ins, int64_t group, const void *memory, int64_t bytes) {
+  tg_weight *weight = shaped(format, outs, ins, group);
+  if (weight == nullptr) return nullptr;
+  if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % 64 != 0 || bytes != weight->bytes) {
+    free(weight);
+    return set_error("the packed form is not aligned, or of another size than such a weight has"), nullptr;
+  }
+  place(weight, static_cast<uint8_t *>(const_cast<void *>(memory)));
+  return weight;
+}
+
+const void *weight_memory(const tg_weight *weight) { return weight->values; }
+
 int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
-  const char *why = check(weight, first_out, rows);
+  const char *why = weight->owned ? check(weight, first_out, rows) : "the packed form is the caller's and is not written";
   if (why != nullptr) return set_error(why), -1;
   for (int64_t row = 0; row < rows->rows; row++) {
     const int64_t out = first_out + row, lane = out % kPanel;
@@ -213,9 +265,13 @@ int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
         pack_int8(weight, to, rows, row);
         pack_scales(weight, panel, lane, rows, row);
         break;
-      default:
+      case TG_WEIGHT_INT4_GROUPS:
+      case TG_WEIGHT_INT4_ZEROS:
         pack_int4(weight, to, rows, row);
         pack_scales(weight, panel, lane, rows, row);
+        break;
+      default:
+        pack_blocks(weight, panel, lane, static_cast<const uint8_t *>(rows->values) + row * rows->stride);
     }
   }
   return 0;
@@ -225,7 +281,7 @@ int64_t weight_bytes(const tg_weight *weight) { return weight->bytes; }
 
 void weight_destroy(tg_weight *weight) {
   if (weight == nullptr) return;
-  free(weight->values);
+  if (weight->owned) free(weight->values);
   free(weight);
 }
 

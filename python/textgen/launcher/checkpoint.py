@@ -20,7 +20,9 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_JSON = 100 * 2**20  # bytes of a header or index: the format's own bound
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 SCALED = {"F8_E4M3": 1, "F8_E5M2": 1}  # turned into numbers of the server's type
+SIZES = {**DTYPES, "I32": 4}  # bytes; 1 of the others
 SCALES = ("_scale", "_scale_inv")  # ends of the names of what they are multiplied by
+FOUR_BITS = {".qweight": 8, ".qzeros": 0, ".g_idx": 0}  # weights in an integer of GPTQ's and AWQ's tensors
 PACKED = {"_blocks": 2, "_scales": 0}  # numbers in a byte of what MXFP4 stores, by the end of a tensor's name
 _NAMES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -39,10 +41,11 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How many numbers are stored, and in which data type most of them are."""
+    """How many numbers are stored, and in which data type most of them are; whether they are packed in four bits."""
 
     parameters: int
     dtype: str
+    four_bits: bool = False
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -54,16 +57,21 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if index is not None:
         return _packed(index)
     counts: dict[str, int] = {}
+    weights = 0  # in four bits
     for path in _files(folder):
         for name, tensor in _tensors(path):
             if name.endswith(SCALES):
+                continue
+            if tensor.dtype == "I32":
+                weights += math.prod(tensor.shape) * FOUR_BITS[_four_bits(name)]
                 continue
             numbers = math.prod(tensor.shape) * (1 if tensor.dtype in DTYPES | SCALED else PACKED[_end(name)])
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + numbers
     plain = [dtype for dtype in counts if dtype in DTYPES]
     if not plain or not sum(counts.values()):
         raise ModelError(f"{folder} holds no weights; download the model again")
-    return Checkpoint(sum(counts.values()), _NAMES[max(plain, key=lambda name: counts[name])])
+    dtype = _NAMES[max(plain, key=lambda name: counts[name])]
+    return Checkpoint(sum(counts.values()) + weights, dtype, four_bits=weights > 0)
 
 
 def _packed(index: Index) -> Checkpoint:
@@ -76,6 +84,10 @@ def _packed(index: Index) -> Checkpoint:
 
 def _end(name: str) -> str:
     return name[-len("_blocks") :]
+
+
+def _four_bits(name: str) -> str:
+    return next((end for end in FOUR_BITS if name.endswith(end)), "")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -110,14 +122,14 @@ def _tensors(path: Path) -> Iterator[tuple[str, _Tensor]]:
             tensor = msgspec.json.decode(raw, type=_Tensor)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _damaged(path, f"tensor {name!r}: {error}") from None
-        packed = tensor.dtype == "U8" and _end(name) in PACKED
+        packed = (tensor.dtype == "U8" and _end(name) in PACKED) or (tensor.dtype == "I32" and _four_bits(name))
         if tensor.dtype not in DTYPES | SCALED and not packed:
             raise ModelError(
                 f"{path}: tensor {name!r} has data type {tensor.dtype}; supported are {', '.join(DTYPES)}, "
                 "so give an unquantized model"
             )
         begin, end = tensor.data_offsets
-        if end - begin != math.prod(tensor.shape) * DTYPES.get(tensor.dtype, 1):
+        if end - begin != math.prod(tensor.shape) * SIZES.get(tensor.dtype, 1):
             raise _damaged(path, f"tensor {name!r}: its length and its shape disagree")
         if end > data:
             raise _damaged(path, f"it ends before tensor {name!r} does")

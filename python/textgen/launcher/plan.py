@@ -100,6 +100,7 @@ class Plan:
                 "plan": settings.plan,
                 "cpu_isa": settings.cpu_isa,
                 "quantize": settings.quantize,
+                "weights_cache": settings.weights_cache,
                 "trust_remote_code": settings.trust_remote_code,
                 "log_json": settings.json_output,
                 "log_level": settings.log_level,
@@ -203,7 +204,12 @@ def _needs(settings: Settings, model: Model, dtype: str, max_total: int, step: i
     pages = groups.sequence_pages(max_total, settings.block_size, step)
     gathered = blocks if groups.full else pages // groups.windowed  # of these, by one layer
     return Needs(
-        weights=weight_bytes(spec, model.checkpoint.parameters, size, settings.quantize),
+        weights=weight_bytes(
+            spec,
+            model.checkpoint.parameters,
+            size,
+            settings.quantize or ("int4" if model.checkpoint.four_bits else None),
+        ),
         processes=PROCESSES,
         workspace=workspace,
         block=settings.block_size * row * groups.page_layers,

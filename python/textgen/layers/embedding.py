@@ -91,7 +91,8 @@ def load_head(context: LoadContext, spec: DecoderSpec, names: WeightNames, embed
     width = spec.embedding_size or spec.hidden_size
     project = _projection(context, names.full(names.project_out), width, spec.hidden_size)
     if spec.tied_head:
-        return Head(context.format.of(embedding.table), project=project)
+        stored = Part(f"{names.full(names.embedding)}.weight", (spec.vocab_size, width))
+        return Head(context.format.tied(context, stored, embedding.table), project=project)
     parallel, vocab = context.parallel, spec.vocab_size
     shared = parallel.world_size > 1 and vocab % parallel.world_size == 0
     rows = parallel.share(vocab, "tokens") if shared else slice(None)

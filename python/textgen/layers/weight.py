@@ -58,6 +58,10 @@ class WeightSource(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def skip(self, part: Part) -> None:
+        """The part is not read: it is there in another form."""
+        ...
+
     def read_bytes(self, name: str, shape: tuple[int, ...], index: int) -> Tensor:
         """One of the uint8 tensors that are stored stacked in one of that shape. Raises `ModelError`."""
         ...
@@ -117,6 +121,10 @@ class WeightFormat(Protocol):
         """Of a matrix [out, in] that is there already."""
         ...
 
+    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+        """Of the embedding's table, which was read from the part."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
@@ -144,3 +152,6 @@ class DenseFormat:
 
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values)
+
+    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+        return self.of(values)

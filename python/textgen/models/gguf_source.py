@@ -22,6 +22,7 @@ from textgen.models.errors import ModelError
 from textgen.models.families.common import Described
 from textgen.models.names import LayerNames, Layout, WeightNames
 from textgen.models.spec import DecoderSpec
+from textgen.quantization.blocks import KINDS
 
 CHUNK = 2**20  # numbers that a thread turns at once: a few MB, whatever the tensor's size
 DIRECT = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -170,6 +171,25 @@ class GgufFiles:
 
         for count in self._each(turn, range(0, len(rows), step)):
             self._progress.update(count * place.row_bytes)
+
+    def skip(self, part: Part) -> None:
+        self._read.add(part.name)
+        place = self._tensors.get(part.name)
+        self._progress.update(0 if place is None else part.kept[0] * place.row_bytes)
+
+    def read_blocks(self, part: Part) -> tuple[str, Tensor] | None:
+        """See `BlockSource`: rows as they are stored, where whole rows of such blocks are asked for."""
+        place = self._tensors.get(part.name)
+        columns = range(part.shape[-1])[part.columns]
+        whole = len(part.shape) == 2 and len(columns) == part.shape[1] and not part.transposed
+        if place is None or place.kind not in KINDS or not whole or _significant(place.shape) != _significant(part.shape):
+            return None
+        self._read.add(part.name)
+        rows, size = range(part.shape[0])[part.rows], place.row_bytes
+        data = self._data[place.file][place.offset : place.offset + part.shape[0] * size].reshape(-1, size)
+        self._progress.update(len(rows) * size)
+        # A copy: the file is let go when all is read.
+        return place.kind, torch.from_numpy(np.array(data[rows.start : rows.stop : rows.step]))
 
     def _read_latent(self, part: Part, into: Tensor) -> None:
         """Some rows of one head, of its key's or its value's: as if both were stored in one matrix, head after head."""

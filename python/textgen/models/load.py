@@ -15,10 +15,12 @@ from textgen.models.decoder import Decoder, Model, load_decoder
 from textgen.models.errors import ModelError
 from textgen.models.families.common import Described
 from textgen.models.fp8_config import Fp8
-from textgen.models.registry import UnknownArchitecture, describe, scaled_by
+from textgen.models.registry import UnknownArchitecture, describe, packed_as, scaled_by
 from textgen.models.weights import WeightFiles
 from textgen.ops import Ops
 from textgen.parallel import Parallel
+from textgen.quantization.cache import CachedFormat
+from textgen.quantization.packed4 import Packed4Format
 
 
 def load_model(
@@ -50,10 +52,22 @@ def load_model(
             ) from None
         return _fallback(folder, dtype, device, parallel, ops, trust_remote_code, unknown)
 
+    if (packed := packed_as(config)) is not None:
+        format = _in_four_bits(Packed4Format(packed), format)
+
     def context(source: WeightSource) -> LoadContext:
         return LoadContext(source, dtype, device, parallel, format or DenseFormat())
 
     return _load(folder, described, scaled_by(config), context, ops, max_context)
+
+
+def _in_four_bits(packed: Packed4Format, format: WeightFormat | None) -> WeightFormat:
+    """Stored numbers of four bits stay as they are. Raises `ModelError` where they were to become others."""
+    if format is None:
+        return packed
+    if isinstance(format, CachedFormat) and isinstance(format.inner, DenseFormat):
+        return CachedFormat(packed, format.cache)
+    raise ModelError("the checkpoint is in four bits already; leave out --quantize")
 
 
 def _fallback(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -62,6 +63,12 @@ class WeightFiles:
             into.copy_(values.t() if part.transposed else values)
         self._progress.update(into.numel() * _bytes(stored.get_dtype()))
 
+    def skip(self, part: Part) -> None:
+        if not self.has(part.name):  # what is packed has other names
+            return
+        stored = self._slice(part.name, part.stored, (*DTYPES, *fp8.DTYPES))
+        self._progress.update(math.prod(part.kept) * _bytes(stored.get_dtype()))
+
     def _read_scaled(self, part: Part, stored: Any, into: Tensor) -> None:
         """A matrix of 8-bit numbers, times its scale."""
         name = next((part.name + suffix for suffix in fp8.SUFFIXES if self.has(part.name + suffix)), None)
@@ -83,6 +90,12 @@ class WeightFiles:
     def read_bytes(self, name: str, shape: tuple[int, ...], index: int) -> Tensor:
         values: Tensor = self._slice(name, shape, ("U8",))[index]
         self._progress.update(values.numel())
+        return values
+
+    def read_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See `IntegerSource`."""
+        values: Tensor = self._slice(name, shape, ("I32",))[:]
+        self._progress.update(values.nbytes)
         return values
 
     def _file(self, name: str) -> Any:

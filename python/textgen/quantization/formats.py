@@ -8,7 +8,7 @@ NAMES = ("int8", "int4")
 GROUP = 32  # inputs that share a scale of a 4-bit weight
 
 OF_TGI = {
-    "awq": "checkpoints in AWQ's format are not read yet",
+    "awq": "a checkpoint that says so in its config.json is read without the flag",
     "bitsandbytes": "use int8, which does the same: 8 bits while loading",
     "bitsandbytes-fp4": "use int4: 4 bits while loading",
     "bitsandbytes-nf4": "use int4: 4 bits while loading",
@@ -16,7 +16,7 @@ OF_TGI = {
     "eetq": "use int8, which does the same: 8 bits while loading",
     "exl2": "checkpoints in EXL2's format are not read yet",
     "fp8": "a checkpoint in 8-bit floating point is read without the flag",
-    "gptq": "checkpoints in GPTQ's format are not read yet",
+    "gptq": "a checkpoint that says so in its config.json is read without the flag",
     "marlin": "checkpoints in Marlin's format are not read yet",
 }
 """Names of Text Generation Inference that are refused, and what to do instead."""

@@ -105,6 +105,9 @@ class Int8Format:
             integers[rows], scales[rows] = quantized, scale[:, 0]
         return Int8Weight(integers, scales)
 
+    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+        return self.of(values)
+
 
 @dataclass(frozen=True, slots=True)
 class Int4Format:
@@ -127,6 +130,9 @@ class Int4Format:
             both = integers.view(-1, inputs // 2, 2)
             pairs[rows] = both[..., 0] | both[..., 1] << 4
         return Int4Weight(pairs, scales, group)
+
+    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+        return self.of(values)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

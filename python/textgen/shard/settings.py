@@ -30,6 +30,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     plan: Literal["auto", "off"] = "off"
     cpu_isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # of its kernels; None: the best there is
     quantize: Literal["int8", "int4"] | None = None
+    weights_cache: str | None = None  # folder of packed weights
     trust_remote_code: bool = False
     log_json: bool = False
     log_level: Literal["trace", "debug", "info", "warning", "warn", "error"] = "info"

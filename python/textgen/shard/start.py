@@ -11,19 +11,22 @@ from pathlib import Path
 
 import torch
 
-from textgen.layers.weight import WeightFormat
-from textgen.models.decoder import Model
+from textgen.gguf.index import NAME as GGUF_INDEX
+from textgen.layers.weight import DenseFormat, WeightFormat
+from textgen.models.decoder import Decoder, Model
 from textgen.models.groups import group_layers
 from textgen.models.load import load_model
 from textgen.models.spec import DecoderSpec
 from textgen.ops import select_ops
 from textgen.ops.cpu.model import PlanSizes, load_planned
 from textgen.parallel import Parallel
+from textgen.quantization.blocks import BlockFormat
+from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
 from textgen.quantization.formats import GROUP
 from textgen.quantization.integers import Int4Format, Int8Format
 from textgen.shard.batch import Bounds
 from textgen.shard.cache import allocate_cache
-from textgen.shard.errors import OutOfMemory
+from textgen.shard.errors import OutOfMemory, ShardError
 from textgen.shard.executor import Executor, use_threads
 from textgen.shard.link import FrameWriter, Inbox
 from textgen.shard.masks import MaskSize
@@ -79,17 +82,44 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
     Worker(link, inbox, executor, OpsApp(executor, metrics), ops_path).run(prepare)
 
 
+def _format(settings: ShardSettings, folder: Path) -> WeightFormat | None:
+    """What weights become: what --quantize says; a GGUF file's blocks stay as they are where kernels may multiply them."""
+    if settings.quantize is not None:
+        return FORMATS[settings.quantize]
+    planned = settings.plan != "off" and settings.device == "cpu"
+    return BlockFormat() if planned and settings.dtype != "float32" and (folder / GGUF_INDEX).exists() else None
+
+
+def _cache(settings: ShardSettings, folder: Path) -> WeightsCache | None:
+    """Where packed weights are kept, if a plan may use them. Raises `ShardError`."""
+    if settings.weights_cache is None or settings.plan == "off" or settings.device != "cpu":
+        return None
+    try:
+        name = cache_name(folder, settings.dtype, settings.quantize, settings.rank, settings.world_size)
+    except OSError as error:
+        raise ShardError(f"--weights-cache: {error}") from None
+    return WeightsCache(Path(settings.weights_cache), name)
+
+
 def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
     """Model, cache, seats and shared memory as the settings size them. Raises `ModelError` and `ShardError`."""
     dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
     parallel, ops = Parallel(settings.rank, settings.world_size), select_ops()
     folder, trust = Path(settings.model_dir), settings.trust_remote_code
-    form = None if settings.quantize is None else FORMATS[settings.quantize]
+    form = _format(settings, folder)
+    cache = _cache(settings, folder)
+    if cache is not None:
+        form = CachedFormat(form or DenseFormat(), cache)
 
-    def load() -> Model:
+    def load(form: WeightFormat | None = form) -> Model:
         return load_model(folder, dtype, device, parallel, ops, settings.max_context, trust, form)
 
     model = load() if settings.plan == "off" or settings.device != "cpu" else load_planned(load, *_plan(settings))
+    if isinstance(form, BlockFormat | CachedFormat) and isinstance(model, Decoder):
+        # Only kernels multiply what is packed, and torch multiplies numbers faster than blocks.
+        model = load(None if settings.quantize is None else FORMATS[settings.quantize])
+    elif cache is not None:
+        cache.commit()
     bounds = Bounds(
         vocab_size=model.spec.vocab_size,
         num_pages=settings.num_blocks,

@@ -14,10 +14,10 @@ from textgen.ops.cpu.library import Handle, Kernels, KernelsMissing
 from ...seeds import fresh_seed
 from . import weights
 from .guarded import guarded
-from .weights import BF16, F32, INT4_GROUPS, INT8, INT8_GROUPS, Matrix, kernels_of, packed, random_matrix
+from .weights import BF16, BLOCKS, F32, INT4_GROUPS, INT4_ZEROS, INT8, INT8_GROUPS, Q4_K, Q6_K, Matrix, kernels_of, packed, random_matrix
 
-GROUPED = [(form, group) for form in (INT8_GROUPS, INT4_GROUPS) for group in (32, 64, 128)]
-FORMS = [(F32, 0), (BF16, 0), (INT8, 0), *GROUPED]
+GROUPED = [(form, group) for form in (INT8_GROUPS, INT4_GROUPS, INT4_ZEROS) for group in (32, 64, 128)]
+FORMS = [(F32, 0), (BF16, 0), (INT8, 0), *GROUPED, *((form, 0) for form in BLOCKS)]
 KERNELS = [kernels for isa in ("amx", "avx512", "avx2", "neon", "portable") if (kernels := kernels_of(isa))]
 
 
@@ -73,6 +73,7 @@ def check(native: Native, rng: random.Random, form: int, group: int, rows: int, 
 @pytest.mark.parametrize("rows", [1, 2, 9, 32, 70])
 def test_equals_torch(native: Native, rng: random.Random, form: int, group: int, rows: int) -> None:
     ins = group * rng.randint(1, 5) if group else rng.randint(1, 300)
+    ins = 256 * rng.randint(1, 3) if form in BLOCKS else ins
     check(native, rng, form, group, rows, rng.randint(1, 400), ins)
 
 
@@ -84,9 +85,9 @@ def test_long_rows_in_blocks(native: Native, rng: random.Random, form: int, grou
 
 def test_rows_of_zeros(native: Native, rng: random.Random) -> None:
     for form, group in FORMS:
-        matrix = random_matrix(rng, form, 40, 128, group)
+        matrix = random_matrix(rng, form, 40, 256, group)
         y = torch.ones(3, 40)
-        run_linear(native, rng, matrix, torch.zeros(3, 128), None, y, add=False)
+        run_linear(native, rng, matrix, torch.zeros(3, 256), None, y, add=False)
         assert not y.any()
 
 
@@ -94,9 +95,9 @@ def test_columns_of_wider_buffers(native: Native, rng: random.Random) -> None:
     """x and y may be views; what lies beside them stays as it was."""
     for form, group in FORMS:
         for rows in (1, 5, 40):
-            matrix = random_matrix(rng, form, 50, 128, group)
-            wide_x, wide_y = torch.randn(rows, 300), torch.full((rows, 200), 7.0)
-            x, y = wide_x[:, 100:228], wide_y[:, 30:80]
+            matrix = random_matrix(rng, form, 50, 256, group)
+            wide_x, wide_y = torch.randn(rows, 400), torch.full((rows, 200), 7.0)
+            x, y = wide_x[:, 100:356], wide_y[:, 30:80]
             run_linear(native, rng, matrix, x, None, y, add=False)
             product, size = matrix.product(x)
             assert ((y.double() - product).abs() <= size * 1e-4).all()
@@ -121,6 +122,10 @@ def test_what_cannot_be_is_refused(native: Native, rng: random.Random) -> None:
         packed(native.kernels, Matrix(INT4_GROUPS, torch.zeros(16, 80, dtype=torch.int8), torch.ones(16, 1), 64), rng)
     with pytest.raises(KernelsMissing, match="needs scales"):
         packed(native.kernels, Matrix(INT8, torch.zeros(16, 80, dtype=torch.int8)), rng)
+    with pytest.raises(KernelsMissing, match="blocks have 256 inputs"):
+        native.kernels.weight(Q4_K, 16, 320)
+    with pytest.raises(KernelsMissing, match="packed from bytes"):
+        native.kernels.pack(native.kernels.weight(Q6_K, 16, 256), 0, torch.zeros(16, 256))
     matrix = random_matrix(rng, F32, 8, 16)
     with pytest.raises(KernelsMissing, match="widths"):
         run_linear(native, rng, matrix, torch.zeros(2, 17), None, torch.zeros(2, 8), add=False)

@@ -7,7 +7,9 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
 
 from textgen.ops.cpu.library import DTYPES, BufferRecord, Handle, Kernels, KernelsMissing, Operation, PlanOptions, Step
@@ -16,6 +18,12 @@ from .guarded import guarded
 
 LINEAR, ADD = 0, 1
 F32, BF16, INT8, INT8_GROUPS, INT4_GROUPS = range(5)
+Q4_K, Q5_K, Q6_K, INT4_ZEROS = 6, 7, 8, 9
+BLOCKS = {  # the file's name, inputs to a group, where the scales in float16 lie, and where the values end and begin
+    Q4_K: (GGMLQuantizationType.Q4_K, 32, (0, 2), slice(16, None)),
+    Q5_K: (GGMLQuantizationType.Q5_K, 32, (0, 2), slice(16, None)),
+    Q6_K: (GGMLQuantizationType.Q6_K, 16, (208,), slice(0, 0)),
+}
 LIBRARY = os.environ.get("TEXTGEN_CPU_LIBRARY")  # of `make -C csrc/cpu`; else the kernels in the extension module
 
 
@@ -32,12 +40,25 @@ class Matrix:
     """A weight as its owner has it."""
 
     form: int
-    values: Tensor  # [outs, ins]
+    values: Tensor  # [outs, ins]; of blocks their bytes
     scales: Tensor | None = None  # [outs, 1 or groups] float32
     group: int = 0
 
+    @property
+    def ins(self) -> int:
+        width: int = self.values.shape[1]
+        return width // GGML_QUANT_SIZES[BLOCKS[self.form][0]][1] * 256 if self.form in BLOCKS else width
+
     def product(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x W^T in float64, as the format defines it, and the size of the terms that are summed."""
+        if self.form in BLOCKS:
+            kind, group, _, parts = BLOCKS[self.form]
+            x = _quantized(x, group)
+            values = torch.from_numpy(dequantize(self.values.numpy(), kind)).double()
+            bare = self.values.numpy().reshape(len(values), -1, GGML_QUANT_SIZES[kind][1]).copy()
+            bare[..., parts] = 0  # what is left are the minima
+            least = torch.from_numpy(dequantize(bare.reshape(len(values), -1), kind)).double() * (self.form != Q6_K)
+            return x @ values.T, x.abs() @ ((values - least).abs() + least.abs()).T
         if self.form == F32:
             x, values = x.double(), self.values.double()
         elif self.form == BF16:
@@ -45,20 +66,41 @@ class Matrix:
         else:
             assert self.scales is not None
             group = self.group or x.shape[1]
-            parts = x.float().unflatten(1, (-1, group))
-            top = parts.abs().amax(-1, keepdim=True)
-            quantized = torch.where(
-                top > 0, parts * torch.tensor(127.0).div(top), 0.0
-            ).round()  # 127 / top is two roundings
-            x = (quantized.double() * (top / 127).double()).flatten(1)
-            scales = self.scales if self.group == 0 else self.scales.half()
-            values = self.values.double() * scales.double().repeat_interleave(group, 1)
+            x = _quantized(x, group)
+            scales = self.scales[:, : x.shape[1] // group]
+            scales = scales if self.group == 0 else scales.half()
+            values = self.values.double()
+            if self.form == INT4_ZEROS:
+                zeros = self.scales[:, scales.shape[1] :].double().repeat_interleave(group, 1)
+                scaled = scales.double().repeat_interleave(group, 1)
+                return x @ ((values - zeros) * scaled).T, x.abs() @ ((values + zeros) * scaled).T
+            values = values * scales.double().repeat_interleave(group, 1)
         return x @ values.T, x.abs() @ values.abs().T
+
+
+def _quantized(x: Tensor, group: int) -> Tensor:
+    """Eight bits for each row and group, in float64 again."""
+    parts = x.float().unflatten(1, (-1, group))
+    top = parts.abs().amax(-1, keepdim=True)
+    whole = torch.where(top > 0, parts * torch.tensor(127.0).div(top), 0.0).round()  # 127 / top is two roundings
+    return (whole.double() * (top / 127).double()).flatten(1)
 
 
 def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int = 0) -> Matrix:
     if form in (F32, BF16):
         return Matrix(form, torch.randn(outs, ins, dtype=[torch.float32, torch.bfloat16][form]))
+    if form in BLOCKS:
+        kind, _, scales, _ = BLOCKS[form]
+        size = GGML_QUANT_SIZES[kind][1]
+        blocks = torch.randint(0, 256, (outs, ins // 256, size), dtype=torch.uint8)
+        for at in scales:
+            factors = torch.rand(outs, ins // 256, 1).mul(0.05).half().numpy().view(np.uint8)
+            blocks[..., at : at + 2] = torch.from_numpy(factors)
+        return Matrix(form, blocks.flatten(1))
+    if form == INT4_ZEROS:
+        scales, zeros = torch.rand(outs, ins // group) + 0.01, torch.randint(0, 17, (outs, ins // group))
+        values = torch.randint(0, 16, (outs, ins), dtype=torch.int8)
+        return Matrix(form, values, torch.cat((scales, zeros.float()), dim=1), group)
     low, high = (-8, 8) if form == INT4_GROUPS else (-128, 128)
     values = torch.randint(low, high, (outs, ins), dtype=torch.int8)
     scales = torch.rand(outs, 1 if form == INT8 else ins // group) + 0.01
@@ -67,8 +109,8 @@ def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int
 
 def packed(kernels: Kernels, matrix: Matrix, rng: random.Random) -> Handle:
     """Packed in several calls, from memory that ends at the end of a page."""
-    outs, ins = matrix.values.shape
-    weight = kernels.weight(matrix.form, outs, ins, matrix.group)
+    outs = len(matrix.values)
+    weight = kernels.weight(matrix.form, outs, matrix.ins, matrix.group)
     first = 0
     while first < outs:
         last = min(outs, first + rng.randint(1, outs))

@@ -12,7 +12,7 @@ void run_linear(const tg_op &op, const Run &run) {
   const tg_buffer &x = run.buffer(op.args[2]), &y = run.buffer(op.args[3]);
   const int64_t rows = run.rows(op.args[3]);
   if (rows == 0) return;
-  const bool tiles = kTiles && rows >= kTileRows && weight->format != TG_WEIGHT_F32;
+  const bool tiles = rows >= kTileRows && has_tiles(weight->format);
   const Layout layout = layout_of(weight, rows);
   // One row is prepared by each worker for itself: that takes less time than to meet.
   const bool alone = rows == 1;

@@ -35,6 +35,12 @@ struct Linear {
 };
 
 TG_INLINE bool has_groups(const tg_weight *weight) { return weight->groups != 0; }
+// Values of less than eight bits.
+TG_INLINE bool is_small(int32_t format) {
+  return format == TG_WEIGHT_INT4_GROUPS || (format >= TG_WEIGHT_Q4_K && format <= TG_WEIGHT_INT4_ZEROS);
+}
+// What tiles multiply.
+TG_INLINE bool has_tiles(int32_t format) { return kTiles && format >= TG_WEIGHT_BF16 && format <= TG_WEIGHT_INT4_GROUPS; }
 
 // Adds bias and y to a panel's sums, rounds once, and stores.
 template <typename Y>
@@ -64,10 +70,8 @@ TG_INLINE void emit(const Linear &job, int64_t row, int64_t panel, const Vec *su
   }
 }
 
-// A group's 16 scales.
-TG_INLINE void load_scales(const tg_weight *weight, int64_t panel, int64_t group, Vec *scales) {
-  const uint8_t *end = weight->values + (panel + 1) * weight->panel_bytes;
-  const uint8_t *from = end - (weight->groups - group) * (kPanel * 2);
+// A panel's 16 float16 numbers.
+TG_INLINE void load_halves(const uint8_t *from, Vec *scales) {
 #if defined(__AVX512F__)
   scales[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
 #elif defined(__AVX2__)
@@ -86,6 +90,11 @@ TG_INLINE void load_scales(const tg_weight *weight, int64_t panel, int64_t group
 #endif
 }
 
+// A group's 16 scales, of formats that have them behind each panel's values.
+TG_INLINE void load_scales(const tg_weight *weight, int64_t panel, int64_t group, Vec *scales) {
+  load_halves(weight->values + panel * weight->panel_bytes + weight->value_bytes + group * (kPanel * 2), scales);
+}
+
 // Brings rows of x into form; the caller sees to it that all rows are ready before they are multiplied. (linear_prepare.cpp)
 struct Layout {
   int64_t row_bytes, values, scales, bytes;  // bytes of a prepared row; where the scales begin; all together
@@ -94,6 +103,7 @@ Layout layout_of(const tg_weight *weight, int64_t rows);
 void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, bool tiles, char *to, const Layout &layout);
 
 void multiply_rows(const Linear &job);   // linear_vector.cpp
+void multiply_small(const Linear &job);  // linear_small.cpp
 void multiply_tiles(const Linear &job, char *scratch);  // linear_tile.cpp
 int64_t tile_scratch(const tg_weight *weight, int64_t rows);
 

@@ -4,7 +4,8 @@
 namespace tg::TG_ISA {
 namespace {
 
-// Without the products of AVX-512, bfloat16 is multiplied as float32, and AVX2 multiplies 16-bit integers.
+// Without the products of AVX-512, bfloat16 is multiplied as float32, and AVX2 multiplies 16-bit integers with weights of eight
+// bits; with smaller ones, bytes.
 #if defined(__AVX512F__)
 using FloatUnit = Bf16;
 using IntUnit = int8_t;
@@ -15,11 +16,33 @@ using IntUnit = int16_t;
 using FloatUnit = float;
 using IntUnit = int8_t;
 #endif
-typedef IntUnit IntUnits __attribute__((vector_size(kLanes * sizeof(IntUnit))));
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
+template <typename Unit>
+struct UnitsOf {
+  using Type = Bytes;
+};
+template <>
+struct UnitsOf<int16_t> {
+  using Type = Shorts;
+};
 
 int64_t unit_bytes(int32_t format) {
   if (format == TG_WEIGHT_F32) return 4;
-  return format == TG_WEIGHT_BF16 ? sizeof(FloatUnit) : sizeof(IntUnit);
+  if (format == TG_WEIGHT_BF16) return sizeof(FloatUnit);
+  return is_small(format) ? 1 : sizeof(IntUnit);
+}
+
+// What was added to a stored value; 1 where there are minima, which take the plain sum of x.
+int32_t zero_of(int32_t format) {
+  switch (format) {
+    case TG_WEIGHT_INT4_GROUPS: return 8;
+    case TG_WEIGHT_INT4_ZEROS:
+    case TG_WEIGHT_Q4_K:
+    case TG_WEIGHT_Q5_K: return 1;
+    case TG_WEIGHT_Q6_K: return 32;
+    default: return 128;
+  }
 }
 
 // Where a row's bytes lie.
@@ -60,7 +83,7 @@ void copy_row(const X *x, int64_t ins, const Row &to) {
 }
 
 // Quantizes x[0, count) and writes zeros up to `padded`.
-template <typename X>
+template <typename Unit, typename X>
 void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t offset, int32_t zero, float *scale, int32_t *sum) {
   Vec top = {};
   for (int64_t i = 0; i < count; i += kLanes) top = max(top, abs(load_some(x + i, count - i)));
@@ -70,8 +93,8 @@ void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t 
   for (int64_t i = 0; i < padded; i += kLanes) {
     const IVec q = __builtin_convertvector(round(load_some(x + i, count - i) * inverse), IVec);
     total += q;
-    const IntUnits units = __builtin_convertvector(q, IntUnits);
-    memcpy(to.at((offset + i) * static_cast<int64_t>(sizeof(IntUnit))), &units, sizeof units);
+    const auto units = __builtin_convertvector(q, typename UnitsOf<Unit>::Type);
+    memcpy(to.at((offset + i) * static_cast<int64_t>(sizeof(Unit))), &units, sizeof units);
   }
   int32_t whole = 0;
   for (int i = 0; i < kLanes; i++) whole += total[i];
@@ -86,11 +109,15 @@ void prepare_row(const tg_weight *weight, const X *x, int64_t row, bool tiles, c
   if (weight->format == TG_WEIGHT_BF16) return round_row<FloatUnit>(x, weight->ins, weight->padded, place);
   float *scales = reinterpret_cast<float *>(to + layout.values);
   int32_t *sums = reinterpret_cast<int32_t *>(to + layout.values + layout.scales);
-  const int32_t zero = weight->format == TG_WEIGHT_INT4_GROUPS ? 8 : 128;
-  if (weight->groups == 0) return quantize(x, weight->ins, weight->padded, place, 0, zero, scales + row, sums + row);
+  const int32_t zero = zero_of(weight->format);
+  if (weight->groups == 0) return quantize<IntUnit>(x, weight->ins, weight->padded, place, 0, zero, scales + row, sums + row);
   for (int64_t g = 0; g < weight->groups; g++) {
     const int64_t at = g * weight->group, index = row * weight->groups + g;
-    quantize(x + at, weight->group, weight->group, place, at, zero, scales + index, sums + index);
+    if (is_small(weight->format)) {
+      quantize<int8_t>(x + at, weight->group, weight->group, place, at, zero, scales + index, sums + index);
+    } else {
+      quantize<IntUnit>(x + at, weight->group, weight->group, place, at, zero, scales + index, sums + index);
+    }
   }
 }
 

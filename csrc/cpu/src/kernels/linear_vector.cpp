@@ -50,15 +50,6 @@ struct Bytes {
   }
   TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) { dot(acc, _mm512_loadu_si512(weight), x); }
 };
-
-struct Nibbles : Bytes {
-  static constexpr int kUnit = 8;
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
-    const __m512i both = _mm512_loadu_si512(weight), low = _mm512_set1_epi8(15);
-    dot(acc, _mm512_and_si512(both, low), x);
-    dot(acc, _mm512_and_si512(_mm512_srli_epi16(both, 4), low), x + 4);
-  }
-};
 #else
 struct Bf16s : Floats {
   static constexpr int kUnit = 8;  // two floats
@@ -103,18 +94,6 @@ struct Bytes {
     for (int i = 0; i < 4; i++) dot(acc, i, _mm_loadu_si128(reinterpret_cast<const __m128i *>(weight + i * 16)), x);
   }
 };
-
-struct Nibbles : Bytes {
-  static constexpr int kUnit = 16;
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
-    const __m128i low = _mm_set1_epi8(15);
-    for (int i = 0; i < 4; i++) {
-      const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i *>(weight + i * 16));
-      dot(acc, i, _mm_and_si128(both, low), x);
-      dot(acc, i, _mm_and_si128(_mm_srli_epi16(both, 4), low), x + 8);
-    }
-  }
-};
 #elif !defined(__AVX2__)
 struct Bytes {
   static constexpr int kUnit = 4;
@@ -133,18 +112,6 @@ struct Bytes {
   TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
     for (int o = 0; o < kPanel; o++) {
       for (int i = 0; i < 4; i++) acc.sum[o] += weight[o * 4 + i] * static_cast<int8_t>(x[i]);
-    }
-  }
-};
-
-struct Nibbles : Bytes {
-  static constexpr int kUnit = 8;
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
-    for (int o = 0; o < kPanel; o++) {
-      for (int i = 0; i < 4; i++) {
-        acc.sum[o] += (weight[o * 4 + i] & 15) * static_cast<int8_t>(x[i]);
-        acc.sum[o] += (weight[o * 4 + i] >> 4) * static_cast<int8_t>(x[4 + i]);
-      }
     }
   }
 };
@@ -196,8 +163,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
   }
   if constexpr (Dot::kInteger) {
     Vec sums[kRows][kStreams][kParts] = {};
-    const bool nibbles = weight->format == TG_WEIGHT_INT4_GROUPS;
-    const int64_t steps = weight->group / (nibbles ? 8 : 4);
+    const int64_t steps = weight->group / 4;
     for (int64_t g = 0; g < weight->groups; g++) {
       for (int r = 0; r < kRows; r++) {
         for (int s = 0; s < kStreams; s++) acc[r][s] = Dot::start(job.x.sums[(row + r) * weight->groups + g]);
@@ -269,10 +235,10 @@ void multiply_by(const Linear &job) {
 }  // namespace
 
 void multiply_rows(const Linear &job) {
+  if (is_small(job.weight->format)) return multiply_small(job);
   switch (job.weight->format) {
     case TG_WEIGHT_F32: return multiply_by<Floats>(job);
     case TG_WEIGHT_BF16: return multiply_by<Bf16s>(job);
-    case TG_WEIGHT_INT4_GROUPS: return multiply_by<Nibbles>(job);
     default: return multiply_by<Bytes>(job);
   }
 }

@@ -11,12 +11,14 @@ from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int32, c
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ABI = 1
-F32, BF16, F16, I8 = 0, 1, 2, 3
-DTYPES = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16, torch.int8: I8}
+F32, BF16, F16, I8, U8 = 0, 1, 2, 3, 4
+DTYPES = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16, torch.int8: I8, torch.uint8: U8}
 ARGS, NUMBERS = 24, 8
 
 
@@ -102,6 +104,8 @@ class _Api(Structure):
         ("plan_run", CFUNCTYPE(c_int32, c_void_p, POINTER(Step))),
         ("plan_profile", CFUNCTYPE(None, c_void_p, c_void_p)),
         ("plan_destroy", CFUNCTYPE(None, c_void_p)),
+        ("weight_memory", CFUNCTYPE(c_void_p, c_void_p)),
+        ("weight_map", CFUNCTYPE(c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_int64)),
     ]
 
 
@@ -132,6 +136,16 @@ class Kernels:
 
     def weight(self, form: int, outputs: int, inputs: int, group: int = 0) -> Handle:
         return self._made(self._api.weight_create(form, outputs, inputs, group), self._api.weight_destroy)
+
+    def mapped(self, form: tuple[int, int, int, int], data: NDArray[np.uint8]) -> Handle:
+        """A weight whose packed form is there: format, outputs, inputs and group, as `memory` gave it of such a one."""
+        address = data.__array_interface__["data"][0]
+        made = self._api.weight_map(*form, address, data.nbytes)
+        return self._made(made, self._api.weight_destroy, data)
+
+    def memory(self, weight: Handle) -> tuple[int, int]:
+        """Where a weight's packed form lies, and its bytes."""
+        return self._api.weight_memory(weight.address), self._api.weight_bytes(weight.address)
 
     def pack(self, weight: Handle, first: int, values: Tensor, scales: Tensor | None = None) -> None:
         """Copy rows of a matrix into place. values [rows, in]; scales float32 [rows, 1 or groups]."""

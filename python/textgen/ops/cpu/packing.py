@@ -2,42 +2,91 @@
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import dataclass
+
 import torch
 
 from textgen.layers.weight import DenseWeight, Weight
-from textgen.ops.cpu.library import BF16, F32, Handle, Kernels
+from textgen.ops.cpu.library import BF16, F32, Handle, Kernels, KernelsMissing
 from textgen.ops.cpu.values import NotRecorded
+from textgen.quantization.blocks import BlockWeight
+from textgen.quantization.cache import KeptWeight, MappedWeight
 from textgen.quantization.integers import Int4Weight, Int8Weight
+from textgen.quantization.packed4 import Int4ZerosWeight
 
-INT8, INT4_GROUPS = 2, 4
+INT8, INT8_GROUPS, INT4_GROUPS, INT4_ZEROS = 2, 3, 4, 9
+BLOCKS = {"Q8_0": INT8_GROUPS, "Q4_0": INT4_GROUPS, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8}
 STRETCH = 4096  # rows unpacked at a time
 
 
 def check_packable(weight: Weight) -> None:
     """Raises `NotRecorded` for a format that the kernels do not multiply."""
+    if isinstance(weight, MappedWeight):
+        return
+    weight = weight.weight if isinstance(weight, KeptWeight) else weight
     if isinstance(weight, DenseWeight) and weight.values.dtype not in (torch.float32, torch.bfloat16):
         raise NotRecorded(f"weights in {str(weight.values.dtype).removeprefix('torch.')}")
-    if not isinstance(weight, DenseWeight | Int8Weight | Int4Weight):
+    if not isinstance(weight, DenseWeight | Int8Weight | Int4Weight | Int4ZerosWeight | BlockWeight):
         raise NotRecorded(f"weights of the form {type(weight).__name__}")
 
 
 def room(kernels: Kernels, weight: Weight) -> Handle:
-    """Memory for the weight, not touched yet. Raises `KernelsMissing`."""
+    """Memory for the weight, not touched yet; of one that is packed already, that. Raises `KernelsMissing`."""
+    if isinstance(weight, MappedWeight):
+        try:
+            packed, data = weight.cache.get(weight.key)
+        except KeyError:
+            raise KernelsMissing("the weights cache lacks a weight; delete its file to have it written anew") from None
+        return kernels.mapped((packed.form, packed.outputs, packed.inputs, packed.group), data)
+    return kernels.weight(*form_of(weight))
+
+
+def form_of(weight: Weight) -> tuple[int, int, int, int]:
+    """Format, outputs, inputs and group, as the kernels take them."""
     match weight:
         case DenseWeight(values=values):
             form = {torch.float32: F32, torch.bfloat16: BF16}[values.dtype]
-            return kernels.weight(form, *values.shape)
+            return form, *values.shape, 0
         case Int8Weight(values=values):
-            return kernels.weight(INT8, *values.shape)
+            return INT8, *values.shape, 0
         case Int4Weight():
-            return kernels.weight(INT4_GROUPS, weight.outputs, weight.inputs, weight.group)
+            return INT4_GROUPS, weight.outputs, weight.inputs, weight.group
+        case Int4ZerosWeight():
+            return INT4_ZEROS, weight.outputs, weight.inputs, weight.group
+        case BlockWeight():
+            form = BLOCKS[weight.kind]
+            return form, weight.outputs, weight.inputs, 32 if form <= INT4_GROUPS else 0
+        case KeptWeight():
+            return form_of(weight.weight)
         case _:
             raise NotRecorded(f"weights of the form {type(weight).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class _InKernels:
+    """A weight's packed form in the library's memory."""
+
+    kernels: Kernels
+    handle: Handle
+    form: tuple[int, int, int, int]
+
+    def packed_form(self) -> tuple[int, int, int, int]:
+        return self.form
+
+    def packed_bytes(self) -> memoryview:
+        address, size = self.kernels.memory(self.handle)
+        return memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B")
 
 
 def pack(kernels: Kernels, packed: Handle, weight: Weight) -> None:
     """Copy the weight into its room."""
     match weight:
+        case MappedWeight():
+            pass
+        case KeptWeight(cache=cache, key=key, weight=inner):
+            pack(kernels, packed, inner)
+            cache.add(key, _InKernels(kernels, packed, form_of(inner)))
         case DenseWeight(values=values):
             kernels.pack(packed, 0, values)
         case Int8Weight(values=values, scales=scales):
@@ -46,3 +95,13 @@ def pack(kernels: Kernels, packed: Handle, weight: Weight) -> None:
             for first in range(0, weight.outputs, STRETCH):
                 part = slice(first, first + STRETCH)
                 kernels.pack(packed, first, weight.unpacked(part), scales[part].float())
+        case Int4ZerosWeight(scales=scales, zeros=zeros):
+            both = torch.cat((scales.float(), zeros.float()), dim=1)
+            for first in range(0, weight.outputs, STRETCH):
+                part = slice(first, first + STRETCH)
+                kernels.pack(packed, first, weight.values(part), both[part])
+        case BlockWeight(kind="Q8_0" | "Q4_0"):
+            for first in range(0, weight.outputs, STRETCH):
+                kernels.pack(packed, first, *weight.integers(slice(first, first + STRETCH)))
+        case BlockWeight(blocks=blocks):
+            kernels.pack(packed, 0, blocks)

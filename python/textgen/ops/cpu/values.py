@@ -33,6 +33,7 @@ from textgen.ops.cpu.instructions import (
     WriteCache,
 )
 from textgen.ops.interface import AttentionForm
+from textgen.quantization.blocks import StackedWeight
 
 TOKENS = 1_000_003  # the length of every recorded tensor: no size that a model has
 
@@ -169,7 +170,14 @@ class RecordedWeight:
         if len(x.sizes) != 1:
             raise NotRecorded("a product of other than rows")
         y = x.tape.new(self.outputs)
-        x.tape.add(Multiply(weight=self.weight, bias=bias, x=x.at, y=y))
+        if isinstance(self.weight, StackedWeight):
+            first = 0
+            for part, own in zip(self.weight.parts, self.weight.split(bias), strict=True):
+                columns = View(y.buffer, y.first + first, part.outputs)
+                x.tape.add(Multiply(weight=part, bias=own, x=x.at, y=columns))
+                first += part.outputs
+        else:
+            x.tape.add(Multiply(weight=self.weight, bias=bias, x=x.at, y=y))
         return Rows(x.tape, y, (self.outputs,))
 
 

@@ -1,0 +1,340 @@
+// Products with weights of four to six bits, in groups of inputs with a scale each: int4 and the blocks of GGUF files.
+//
+// Eight inputs of sixteen outputs are unpacked to bytes in registers, once for all rows that are multiplied together.
+#include "linear.h"
+
+namespace tg::TG_ISA {
+namespace {
+
+// Units are the same four inputs of 16 outputs, a byte each, below 64. Small multiplies them by four bytes of x; sums may stay
+// narrow for some steps, then `flush` is called.
+#if defined(__AVX512F__)
+struct Units {
+  __m512i bytes;
+};
+struct Small {
+  struct Acc {
+    __m512i sum;
+  };
+  TG_INLINE static Acc start(int32_t offset) { return {_mm512_set1_epi32(-offset)}; }
+  TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    acc.sum = _mm512_dpbusd_epi32(acc.sum, units.bytes, _mm512_set1_epi32(four));
+  }
+  TG_INLINE static void flush(Acc &) {}
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) { sums[0] = _mm512_cvtepi32_ps(acc.sum); }
+};
+TG_INLINE void nibbles(const uint8_t *from, Units &low, Units &high) {
+  const __m512i both = _mm512_loadu_si512(from), mask = _mm512_set1_epi8(15);
+  low.bytes = _mm512_and_si512(both, mask);
+  high.bytes = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+}
+// A bit of each byte, worth 16: byte after byte.
+TG_INLINE void add_bits(const uint8_t *from, Units &units) {
+  uint64_t bits;
+  memcpy(&bits, from, 8);
+  units.bytes = _mm512_mask_add_epi8(units.bytes, bits, units.bytes, _mm512_set1_epi8(16));
+}
+// Two bits of each byte, worth 16 and 32: a byte has those of 4 that are 16 apart.
+TG_INLINE void add_pairs(const uint8_t *from, Units &units) {
+  const __m512i four = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+  const __m512i turns = _mm512_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30);
+  const __m512i bits = _mm512_and_si512(_mm512_rolv_epi32(four, turns), _mm512_set1_epi8(0x30));
+  units.bytes = _mm512_or_si512(units.bytes, bits);
+}
+#elif defined(__AVX2__)
+struct Units {
+  __m256i half[2];
+};
+struct Small {
+  struct Acc {
+    __m256i narrow[2];  // of 16 bits: sums of two products
+    __m256i sum[2];
+  };
+  TG_INLINE static Acc start(int32_t offset) {
+    const __m256i zero = _mm256_setzero_si256(), first = _mm256_set1_epi32(-offset);
+    return {{zero, zero}, {first, first}};
+  }
+  TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    for (int h = 0; h < 2; h++) {
+      acc.narrow[h] = _mm256_add_epi16(acc.narrow[h], _mm256_maddubs_epi16(units.half[h], _mm256_set1_epi32(four)));
+    }
+  }
+  TG_INLINE static void flush(Acc &acc) {
+    for (int h = 0; h < 2; h++) {
+      acc.sum[h] = _mm256_add_epi32(acc.sum[h], _mm256_madd_epi16(acc.narrow[h], _mm256_set1_epi16(1)));
+      acc.narrow[h] = _mm256_setzero_si256();
+    }
+  }
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
+    for (int h = 0; h < 2; h++) sums[h] = _mm256_cvtepi32_ps(acc.sum[h]);
+  }
+};
+TG_INLINE void nibbles(const uint8_t *from, Units &low, Units &high) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  for (int h = 0; h < 2; h++) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + h * 32));
+    low.half[h] = _mm256_and_si256(both, mask);
+    high.half[h] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+  }
+}
+TG_INLINE void add_bits(const uint8_t *from, Units &units) {
+  const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+  for (int h = 0; h < 2; h++) {
+    int32_t bits;
+    memcpy(&bits, from + h * 4, 4);
+    const __m256i chosen = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), spread), bit);
+    const __m256i set = _mm256_and_si256(_mm256_cmpeq_epi8(chosen, bit), _mm256_set1_epi8(16));
+    units.half[h] = _mm256_or_si256(units.half[h], set);
+  }
+}
+TG_INLINE void add_pairs(const uint8_t *from, Units &units) {
+  const __m256i two = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+  const __m256i mask = _mm256_set1_epi8(0x30);
+  const __m256i first = _mm256_sllv_epi32(two, _mm256_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2));
+  const __m256i second = _mm256_srlv_epi32(two, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
+  units.half[0] = _mm256_or_si256(units.half[0], _mm256_and_si256(first, mask));
+  units.half[1] = _mm256_or_si256(units.half[1], _mm256_and_si256(second, mask));
+}
+#else
+struct Units {
+  uint8_t bytes[kPanel * 4];
+};
+struct Small {
+  struct Acc {
+    int32_t sum[kPanel];
+  };
+  TG_INLINE static Acc start(int32_t offset) {
+    Acc acc;
+    for (int o = 0; o < kPanel; o++) acc.sum[o] = -offset;
+    return acc;
+  }
+  TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
+    for (int o = 0; o < kPanel; o++) {
+      for (int i = 0; i < 4; i++) acc.sum[o] += units.bytes[o * 4 + i] * static_cast<int8_t>(x[i]);
+    }
+  }
+  TG_INLINE static void flush(Acc &) {}
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
+    for (int o = 0; o < kPanel; o++) sums[o / kLanes][o % kLanes] = static_cast<float>(acc.sum[o]);
+  }
+};
+TG_INLINE void nibbles(const uint8_t *from, Units &low, Units &high) {
+  for (int i = 0; i < kPanel * 4; i++) {
+    low.bytes[i] = from[i] & 15;
+    high.bytes[i] = from[i] >> 4;
+  }
+}
+TG_INLINE void add_bits(const uint8_t *from, Units &units) {
+  for (int i = 0; i < kPanel * 4; i++) units.bytes[i] |= (from[i / 8] >> (i % 8) & 1) << 4;
+}
+TG_INLINE void add_pairs(const uint8_t *from, Units &units) {
+  for (int i = 0; i < kPanel * 4; i++) units.bytes[i] |= (from[i % 16] >> (i / 16 * 2) & 3) << 4;
+}
+#endif
+
+constexpr int64_t kPairBytes = 64;  // of eight inputs' nibbles
+
+// Unsigned bytes, one for each output, as floats.
+TG_INLINE void load_bytes(const uint8_t *from, Vec *to) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  for (int part = 0; part < kParts; part++) {
+    Bytes bytes;
+    memcpy(&bytes, from + part * kLanes, sizeof bytes);
+    to[part] = __builtin_convertvector(__builtin_convertvector(bytes, IVec), Vec);
+  }
+}
+TG_INLINE void load_signed(const uint8_t *from, Vec *to) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  for (int part = 0; part < kParts; part++) {
+    Bytes bytes;
+    memcpy(&bytes, from + part * kLanes, sizeof bytes);
+    to[part] = __builtin_convertvector(__builtin_convertvector(bytes, IVec), Vec);
+  }
+}
+
+// A form says how a record of a panel, some groups of inputs, is read. kFlush: steps whose sums fit 16 bits. kShift: values
+// have an offset that is taken off by the sum of x; kMins: each group has a minimum that is taken off.
+template <bool kZeros>
+struct Int4 {
+  static constexpr int kFlush = 8;
+  static constexpr bool kShift = !kZeros, kMins = kZeros;
+  Vec factor[kParts], zero[kParts];
+
+  TG_INLINE static int64_t record_bytes(const tg_weight *weight) { return weight->group * (kPanel / 2); }
+  TG_INLINE static int64_t groups(const tg_weight *) { return 1; }
+  TG_INLINE static int64_t pairs(const tg_weight *weight) { return weight->group / 8; }
+  TG_INLINE void open(const tg_weight *weight, const uint8_t *, int64_t panel, int64_t record) {
+    load_scales(weight, panel, record, factor);
+    if constexpr (kZeros) {
+      const uint8_t *zeros = weight->values + panel * weight->panel_bytes + weight->value_bytes + weight->groups * (kPanel * 2);
+      load_bytes(zeros + record * kPanel, zero);
+    }
+  }
+  TG_INLINE static void pair(const uint8_t *record, int64_t at, Units &low, Units &high) {
+    nibbles(record + at * kPairBytes, low, high);
+  }
+  TG_INLINE void scales(const uint8_t *, int64_t, Vec *scale, Vec *least) const {
+    for (int part = 0; part < kParts; part++) scale[part] = factor[part];
+    for (int part = 0; kZeros && part < kParts; part++) least[part] = factor[part] * zero[part];
+  }
+};
+
+// Blocks of 256 inputs: nibbles, higher bits, the block's scale (and scale of minima) as float16, then a byte for each group.
+template <int kHigh, int kGroup, bool kWithMins, int kSteps>
+struct Blocks {
+  static constexpr int kFlush = kSteps;
+  static constexpr bool kShift = !kWithMins, kMins = kWithMins;
+  static constexpr int64_t kNibbles = 256 * kPanel / 2, kPlane = 256 * kPanel * kHigh / 8;
+  static constexpr int64_t kFactors = kNibbles + kPlane, kScales = kFactors + (kWithMins ? 2 : 1) * kPanel * 2;
+  Vec factor[kParts], low_factor[kParts];
+
+  TG_INLINE static int64_t record_bytes(const tg_weight *weight) { return weight->record; }
+  TG_INLINE static int64_t groups(const tg_weight *) { return 256 / kGroup; }
+  TG_INLINE static int64_t pairs(const tg_weight *) { return kGroup / 8; }
+  TG_INLINE void open(const tg_weight *, const uint8_t *record, int64_t, int64_t) {
+    load_halves(record + kFactors, factor);
+    if constexpr (kWithMins) load_halves(record + kFactors + kPanel * 2, low_factor);
+  }
+  TG_INLINE static void pair(const uint8_t *record, int64_t at, Units &low, Units &high) {
+    nibbles(record + at * kPairBytes, low, high);
+    const uint8_t *plane = record + kNibbles + at * (16 * kHigh);
+    if constexpr (kHigh == 1) add_bits(plane, low), add_bits(plane + 8, high);
+    if constexpr (kHigh == 2) add_pairs(plane, low), add_pairs(plane + 16, high);
+  }
+  TG_INLINE void scales(const uint8_t *record, int64_t group, Vec *scale, Vec *least) const {
+    const uint8_t *from = record + kScales + group * (kWithMins ? 2 : 1) * kPanel;
+    if constexpr (kWithMins) {
+      load_bytes(from, scale);
+      load_bytes(from + kPanel, least);
+      for (int part = 0; part < kParts; part++) least[part] = least[part] * low_factor[part];
+    } else {
+      load_signed(from, scale);
+    }
+    for (int part = 0; part < kParts; part++) scale[part] = scale[part] * factor[part];
+  }
+};
+using Q4K = Blocks<0, 32, true, 8>;
+using Q5K = Blocks<1, 32, true, 4>;
+using Q6K = Blocks<2, 16, false, 2>;
+
+// How far ahead of a single row's products the weight is asked for: some bytes of each stream.
+constexpr int64_t kAhead = 1024;
+
+// The sums of kRows rows from `row` on and of the panels panel, panel + apart, ...
+template <typename Form, int kRows, int kStreams>
+void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
+  const tg_weight *weight = job.weight;
+  const int64_t groups = Form::groups(weight), pairs = Form::pairs(weight), bytes = Form::record_bytes(weight);
+  const uint8_t *record[kStreams];
+  for (int s = 0; s < kStreams; s++) record[s] = weight->values + (panel + s * apart) * weight->panel_bytes;
+  const char *x = job.x.values + row * job.x.row_bytes;
+  const float *x_scales = job.x.scales + row * weight->groups;
+  const int32_t *x_sums = job.x.sums + row * weight->groups;
+  Vec sums[kRows][kStreams][kParts] = {};
+  for (int64_t at = 0; at * groups < weight->groups; at++) {
+    Form form[kStreams];
+    for (int s = 0; s < kStreams; s++) form[s].open(weight, record[s], panel + s * apart, at);
+    for (int64_t group = 0; group < groups; group++) {
+      typename Small::Acc acc[kRows][kStreams];
+      for (int r = 0; r < kRows; r++) {
+        const int32_t offset = Form::kShift ? x_sums[r * weight->groups] : 0;
+        for (int s = 0; s < kStreams; s++) acc[r][s] = Small::start(offset);
+      }
+      for (int64_t first = 0; first < pairs; first += Form::kFlush / 2) {
+#pragma GCC unroll 4
+        for (int64_t p = first; p < first + Form::kFlush / 2; p++) {
+#pragma GCC unroll 8
+          for (int s = 0; s < kStreams; s++) {
+            Units low, high;
+            Form::pair(record[s], group * pairs + p, low, high);
+            if constexpr (kRows == 1) __builtin_prefetch(record[s] + (group * pairs + p) * kPairBytes + kAhead, 0, 3);
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; r++) {
+              Small::step(acc[r][s], low, x + r * job.x.row_bytes + p * 8);
+              Small::step(acc[r][s], high, x + r * job.x.row_bytes + p * 8 + 4);
+            }
+          }
+        }
+        for (int r = 0; r < kRows; r++) {
+          for (int s = 0; s < kStreams; s++) Small::flush(acc[r][s]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int s = 0; s < kStreams; s++) {
+        Vec scale[kParts], least[kParts];
+        form[s].scales(record[s], group, scale, least);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; r++) {
+          const float x_scale = x_scales[r * weight->groups];
+          Vec dots[kParts];
+          Small::finish(acc[r][s], dots);
+          for (int part = 0; part < kParts; part++) {
+            Vec &sum = sums[r][s][part];
+            sum = fma(dots[part], scale[part] * x_scale, sum);
+            if constexpr (Form::kMins) sum = fma(least[part], splat(-x_scale * static_cast<float>(x_sums[r * weight->groups])), sum);
+          }
+        }
+      }
+      x += pairs * 8;
+      x_scales++, x_sums++;
+    }
+    for (int s = 0; s < kStreams; s++) record[s] += bytes;
+  }
+  for (int r = 0; r < kRows; r++) {
+    for (int s = 0; s < kStreams; s++) emit(job, row + r, panel + s * apart, sums[r][s]);
+  }
+}
+
+template <typename Form, int kRows, int kStreams>
+int64_t rows_by(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
+  for (; row + kRows <= job.rows; row += kRows) block<Form, kRows, kStreams>(job, row, panel, apart);
+  return row;
+}
+
+// As many rows at a time as the registers hold.
+template <typename Form>
+void panel_at(const Linear &job, int64_t panel) {
+  int64_t row = 0;
+  if constexpr (kLanes == 16) row = rows_by<Form, 8, 1>(job, row, panel, 1);
+  if constexpr (kLanes == 16) row = rows_by<Form, 4, 1>(job, row, panel, 1);
+  if constexpr (kLanes >= 8) row = rows_by<Form, 3, 1>(job, row, panel, 1);
+  if constexpr (kLanes >= 8) row = rows_by<Form, 2, 1>(job, row, panel, 1);
+  rows_by<Form, 1, 1>(job, row, panel, 1);
+}
+
+template <typename Form, int kStreams>
+int64_t streams_by(const Linear &job, int64_t begin) {
+  const int64_t apart = (job.panels.end - begin) / kStreams;
+  for (int64_t i = 0; i < apart; i++) block<Form, 1, kStreams>(job, 0, begin + i, apart);
+  return begin + apart * kStreams;
+}
+
+template <typename Form>
+void multiply_by(const Linear &job) {
+  int64_t panel = job.panels.begin;
+  if (job.rows == 1) {
+    if constexpr (kLanes == 16) panel = streams_by<Form, 8>(job, panel);
+    if constexpr (kLanes == 16) panel = streams_by<Form, 4>(job, panel);
+    if constexpr (kLanes >= 8) panel = streams_by<Form, 2>(job, panel);
+  }
+  for (; panel < job.panels.end; panel++) panel_at<Form>(job, panel);
+}
+
+}  // namespace
+
+void multiply_small(const Linear &job) {
+  switch (job.weight->format) {
+    case TG_WEIGHT_Q4_K: return multiply_by<Q4K>(job);
+    case TG_WEIGHT_Q5_K: return multiply_by<Q5K>(job);
+    case TG_WEIGHT_Q6_K: return multiply_by<Q6K>(job);
+    case TG_WEIGHT_INT4_ZEROS: return multiply_by<Int4<true>>(job);
+    default: return multiply_by<Int4<false>>(job);
+  }
+}
+
+}  // namespace tg::TG_ISA

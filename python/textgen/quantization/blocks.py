@@ -1,0 +1,142 @@
+"""Weights in the blocks of GGUF files, kept and multiplied as the file has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
+from textgen.quantization.integers import quantize_rows
+
+KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
+"""Blocks that are multiplied as they are, and how many inputs share a scale of the activations."""
+HALF = 2  # bytes of the float16 scale that blocks of 32 begin with
+
+
+@runtime_checkable
+class BlockSource(Protocol):
+    """Stored tensors of which some are blocks."""
+
+    def read_blocks(self, part: Part) -> tuple[str, Tensor] | None:
+        """The type of blocks and [rows, bytes of a row] uint8; None where the part is not whole rows of `KINDS`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """blocks [out, bytes of a row] uint8, each row the file's; kind: of `KINDS`."""
+
+    kind: str
+    blocks: Tensor
+    inputs: int
+
+    @property
+    def outputs(self) -> int:
+        return self.blocks.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    def numbers(self) -> Tensor:
+        """[out, in] float32: what the blocks stand for."""
+        from gguf import GGMLQuantizationType, dequantize  # here: other models have no use for it
+
+        return torch.from_numpy(dequantize(self.blocks.numpy(), GGMLQuantizationType[self.kind]))
+
+    def integers(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Of blocks of 32 with one scale: [rows, in] int8 and [rows, in / 32] float32."""
+        chosen = self.blocks[rows]
+        blocks = chosen.view(len(chosen), self.inputs // 32, -1)
+        scales = blocks[..., :HALF].contiguous().view(torch.float16)[..., 0].float()
+        stored = blocks[..., HALF:]
+        if self.kind == "Q8_0":
+            return stored.contiguous().view(torch.int8).flatten(1), scales
+        values = torch.cat((stored & 15, stored >> 4), dim=-1).flatten(1)  # the second half lies in the high bits
+        return values.view(torch.int8).sub_(8), scales
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x is quantized group by group of each row."""
+        grouped = x.reshape(-1, self.inputs // KINDS[self.kind], KINDS[self.kind]).float()
+        integers, scales = quantize_rows(grouped)
+        y = (integers.float() * scales).flatten(1) @ self.numbers().t()
+        y = y if bias is None else y + bias.float()
+        return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def reordered(self, order: Tensor) -> BlockWeight:
+        return BlockWeight(self.kind, self.blocks.index_select(0, order), self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedWeight:
+    """Weights of several forms as one, output after output: a file may keep values in more bits than queries."""
+
+    parts: tuple[Weight, ...]
+
+    @property
+    def outputs(self) -> int:
+        return sum(part.outputs for part in self.parts)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        biases = self.split(bias)
+        return torch.cat([part.multiply(x, each) for part, each in zip(self.parts, biases, strict=True)], dim=-1)
+
+    def split(self, values: Tensor | None) -> Sequence[Tensor | None]:
+        """What belongs to each part of something that has a number for each output."""
+        if values is None:
+            return [None] * len(self.parts)
+        return torch.split(values, [part.outputs for part in self.parts])
+
+    def reordered(self, order: Tensor) -> StackedWeight:
+        """Raises `ValueError` where an output would leave its part."""
+        made, first = [], 0
+        for part in self.parts:
+            own = order[first : first + part.outputs] - first
+            if own.min() < 0 or own.max() >= part.outputs:
+                raise ValueError("outputs of a stacked weight stay within their part")
+            made.append(part.reordered(own))
+            first += part.outputs
+        return StackedWeight(tuple(made))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """Blocks as they are stored where the source has them; what has none is dense."""
+
+    def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
+        made: list[Weight] = []
+        for part in parts:
+            one = _stored(context, part) or DenseWeight(context.tensor(part))
+            joined = _joined(made[-1], one) if made else None
+            if joined is None:
+                made.append(one)
+            else:
+                made[-1] = joined
+        return made[0] if len(made) == 1 else StackedWeight(tuple(made))
+
+    def of(self, values: Tensor) -> Weight:
+        return DenseWeight(values)
+
+    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+        return _stored(context, part) or DenseWeight(values)
+
+
+def _stored(context: LoadContext, part: Part) -> BlockWeight | None:
+    found = context.source.read_blocks(part) if isinstance(context.source, BlockSource) else None
+    if found is None:
+        return None
+    return BlockWeight(*found, inputs=part.kept[1])
+
+
+def _joined(first: Weight, second: Weight) -> Weight | None:
+    match first, second:
+        case BlockWeight(), BlockWeight() if (first.kind, first.inputs) == (second.kind, second.inputs):
+            return BlockWeight(first.kind, torch.cat((first.blocks, second.blocks)), first.inputs)
+        case DenseWeight(), DenseWeight():
+            return DenseWeight(torch.cat((first.values, second.values)))
+    return None
+

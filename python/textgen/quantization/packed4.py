@@ -1,0 +1,138 @@
+"""Checkpoints of GPTQ's and AWQ's form: 4-bit weights with a scale and a zero point for each output and group of inputs,
+loaded and multiplied as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
+from textgen.models.errors import ModelError
+from textgen.models.packed4_config import Packed4
+from textgen.quantization.integers import Int4Weight, quantize_rows
+
+MIDDLE = 8  # the zero point of a symmetric weight
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in each four bits, lowest first
+
+
+@runtime_checkable
+class IntegerSource(Protocol):
+    """Stored tensors of which some are 32-bit integers."""
+
+    def read_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A whole tensor. Raises `ModelError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Int4ZerosWeight:
+    """w = scale * (value - zero). pairs [out, in / 2] uint8, the first of two neighbours in the low half; scales float16 and
+    zeros uint8 [out, in / group]."""
+
+    pairs: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group: int
+
+    @property
+    def outputs(self) -> int:
+        return self.pairs.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return 2 * self.pairs.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.pairs.nbytes + self.scales.nbytes + self.zeros.nbytes
+
+    def values(self, rows: slice) -> Tensor:
+        """[rows, in] int8, from 0 to 15."""
+        pairs = self.pairs[rows]
+        return torch.stack((pairs & 0xF, pairs >> 4), dim=-1).flatten(1).view(torch.int8)
+
+    def numbers(self) -> Tensor:
+        """[out, in] float32."""
+        apart = self.values(slice(None)).float().view(self.outputs, -1, self.group) - self.zeros.float()[..., None]
+        return (apart * self.scales.float()[..., None]).flatten(1)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x is quantized group by group of each row."""
+        integers, scales = quantize_rows(x.reshape(-1, self.inputs // self.group, self.group).float())
+        y = (integers.float() * scales).flatten(1) @ self.numbers().t()
+        y = y if bias is None else y + bias.float()
+        return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def reordered(self, order: Tensor) -> Int4ZerosWeight:
+        chosen = (part.index_select(0, order) for part in (self.pairs, self.scales, self.zeros))
+        return Int4ZerosWeight(*chosen, self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed4Format:
+    """Matrices that the checkpoint has in four bits stay so; the others are dense."""
+
+    stored: Packed4
+
+    def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
+        source, names = context.source, [part.name.removesuffix(".weight") for part in parts]
+        packed = [source.has(f"{name}.qweight") for name in names]
+        if not any(packed):
+            return DenseWeight(context.tensor(*parts))
+        if not all(packed) or not isinstance(source, IntegerSource):
+            raise ModelError(f"only some of {', '.join(names)} are in four bits; use another checkpoint")
+        each = [self._read(context, source, name, part) for name, part in zip(names, parts, strict=True)]
+        pairs, scales, zeros = (torch.cat(columns) for columns in zip(*each, strict=True))
+        if bool((zeros == MIDDLE).all()):
+            return Int4Weight(pairs, scales, self.stored.group)
+        return Int4ZerosWeight(pairs, scales, zeros, self.stored.group)
+
+    def of(self, values: Tensor) -> Weight:
+        return DenseWeight(values)
+
+    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+        return self.of(values)
+
+    def _read(
+        self, context: LoadContext, source: IntegerSource, name: str, part: Part
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Pairs, scales and zero points of a part."""
+        (outputs, inputs), group = part.shape, self.stored.group
+        if inputs % group or outputs % 8 or part.stacked is not None:
+            raise ModelError(f"tensor '{name}.qweight' of {outputs} x {inputs} is not in whole groups of {group}")
+        gptq, groups = self.stored.method == "gptq", inputs // group
+        stored = source.read_integers(f"{name}.qweight", (inputs // 8, outputs) if gptq else (inputs, outputs // 8))
+        order = None if gptq else AWQ_ORDER
+        values = _nibbles(stored.t()).t() if gptq else _nibbles(stored, order)  # [in, out]
+        zeros = _nibbles(source.read_integers(f"{name}.qzeros", (groups, outputs // 8)), order) + self.stored.more
+        scales = torch.empty(groups, outputs, dtype=torch.float16)
+        context.source.read(Part(f"{name}.scales", (groups, outputs)), scales)
+        if gptq and context.source.has(f"{name}.g_idx"):
+            index = source.read_integers(f"{name}.g_idx", (inputs,))
+            if not torch.equal(index, torch.arange(inputs, dtype=index.dtype) // group):
+                raise ModelError(
+                    f"tensor '{name}.g_idx': inputs are in an order of their own (desc_act), which is not supported; "
+                    "use a checkpoint made without"
+                )
+        columns = range(inputs)[part.columns]
+        if columns.step != 1 or columns.start % group or columns.stop % group:
+            raise ModelError(f"tensor '{name}.qweight' cannot be shared by so many shards; use fewer")
+        within = slice(columns.start // group, columns.stop // group)
+        values = values.t()[part.rows, part.columns].contiguous()
+        pairs = values[:, ::2] | values[:, 1::2] << 4
+        cut = (within, part.rows)
+        return pairs, scales[cut].t().contiguous(), zeros[cut].t().contiguous()
+
+
+def _nibbles(packed: Tensor, order: Sequence[int] | None = None) -> Tensor:
+    """[rows, 8 * columns] uint8 from [rows, columns] int32. order: where each four bits belong."""
+    bytes_ = packed.contiguous().view(torch.uint8).view(*packed.shape, 4)
+    each = torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(-2)
+    if order is not None:
+        each = each[..., [order.index(place) for place in range(8)]]
+    return each.flatten(1)

@@ -1,0 +1,144 @@
+"""Blocks of GGUF files multiplied as they are: what is loaded, what is stacked, and the kernels against torch."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from tests.gguf.cases import CASES
+from tests.gguf.writer import write
+from tests.models.test_decoder import CPU
+from tests.ops.cpu.test_plan import TOKENS, logits, planned
+from tests.seeds import fresh_seed
+from textgen.gguf.index import NAME, Index, StoredTensor
+from textgen.gguf.unpack import unpack
+from textgen.layers.weight import DenseWeight, LoadContext, Part
+from textgen.models.decoder import Decoder
+from textgen.models.gguf_source import GgufFiles
+from textgen.models.load import load_model
+from textgen.ops import select_ops
+from textgen.ops.cpu.record import record
+from textgen.ops.cpu.twin import InterpretedModel
+from textgen.parallel import Parallel
+from textgen.quantization.blocks import KINDS, BlockFormat, BlockWeight, StackedWeight
+
+WIDTH = 512
+SCALES = {"Q6_K": (208,), "Q4_0": (0,), "Q8_0": (0,)}  # where a block's float16 scales lie; of the others (0, 2)
+
+
+def random_blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) -> np.ndarray:  # type: ignore[type-arg]
+    """[rows, bytes] whose numbers are small."""
+    block, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    raw = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    # Of a scale of 63 and 31 steps the K types make thousands.
+    factor = 2e-6 if kind in ("Q4_K", "Q5_K", "Q6_K") else 2e-3
+    for at in SCALES.get(kind, (0, 2)):
+        scales = rng.uniform(0.5 * factor, factor, raw.shape[:2]).astype(np.float16)
+        raw[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+def stored(folder: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> GgufFiles:  # type: ignore[type-arg]
+    path, index, offset = folder / "blocks", {}, 0
+    for name, (kind, raw) in tensors.items():
+        index[name] = StoredTensor(str(path), offset, kind, (len(raw), WIDTH))
+        offset += raw.nbytes
+    path.write_bytes(b"".join(raw.tobytes() for _, raw in tensors.values()))
+    return GgufFiles(Index("llama", index))
+
+
+def context(source: GgufFiles) -> LoadContext:
+    return LoadContext(source, torch.float32, CPU, Parallel(), BlockFormat())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_stay_as_they_are(kind: str, tmp_path: Path) -> None:
+    seed = fresh_seed()
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    first, second = random_blocks(rng, kind, 20, WIDTH), random_blocks(rng, kind, 7, WIDTH)
+    with stored(tmp_path, {"a": (kind, first), "b": (kind, second)}) as files:
+        weight = context(files).weight(Part("a", (20, WIDTH), slice(3, 11)), Part("b", (7, WIDTH)))
+        files.refuse_unread()
+    assert isinstance(weight, BlockWeight)
+    assert (weight.outputs, weight.inputs, weight.kind) == (15, WIDTH, kind)
+    numbers = torch.from_numpy(gguf.dequantize(np.concatenate((first[3:11], second)), Kind[kind]))
+    assert torch.equal(weight.numbers(), numbers)
+    if kind in ("Q4_0", "Q8_0"):
+        values, scales = weight.integers(slice(2, 9))
+        assert torch.equal(values.float() * scales.repeat_interleave(32, 1), numbers[2:9])
+    x, bias = torch.randn(5, WIDTH), torch.randn(15)
+    exact = x @ numbers.t() + bias
+    assert (weight.multiply(x, bias) - exact).norm() < 0.02 * exact.norm()
+    order = torch.randperm(15)
+    assert torch.equal(weight.reordered(order).numbers(), numbers[order])
+
+
+def test_parts_of_several_types_are_stacked(tmp_path: Path) -> None:
+    rng = np.random.default_rng(fresh_seed())
+    raw = {name: (kind, random_blocks(rng, kind, 16, WIDTH)) for name, kind in zip("qkv", ("Q4_K", "Q4_K", "Q6_K"), strict=True)}
+    plain = rng.normal(size=(16, WIDTH)).astype(np.float32)
+    with stored(tmp_path, {**raw, "d": ("F32", plain.view(np.uint8))}) as files:
+        weight = context(files).weight(*(Part(name, (16, WIDTH)) for name in "qkvd"))
+    assert isinstance(weight, StackedWeight)
+    first, second, third = weight.parts
+    assert isinstance(first, BlockWeight) and isinstance(second, BlockWeight) and isinstance(third, DenseWeight)
+    assert (weight.outputs, first.outputs, second.kind) == (64, 32, "Q6_K")
+    x, bias = torch.randn(3, WIDTH), torch.randn(64)
+    y = weight.multiply(x, bias)
+    assert torch.equal(y[:, 32:48], second.multiply(x, bias[32:48]))
+    order = torch.cat((torch.randperm(32), 32 + torch.randperm(16), 48 + torch.randperm(16)))
+    torch.testing.assert_close(weight.reordered(order).multiply(x, bias[order]), y[:, order])
+    with pytest.raises(ValueError, match="within their part"):
+        weight.reordered(torch.arange(63, -1, -1))
+
+
+def test_columns_of_blocks_become_numbers(tmp_path: Path) -> None:
+    """A rank's share of the inputs may begin within a block."""
+    raw = random_blocks(np.random.default_rng(fresh_seed()), "Q4_K", 4, WIDTH)
+    with stored(tmp_path, {"a": ("Q4_K", raw)}) as files:
+        weight = context(files).weight(Part("a", (4, WIDTH), columns=slice(100, 200)))
+    assert isinstance(weight, DenseWeight)
+    assert torch.equal(weight.values, torch.from_numpy(gguf.dequantize(raw, Kind.Q4_K))[:, 100:200])
+
+
+def blocked(folder: Path) -> Path:
+    """A tiny Llama out of a GGUF file whose matrices are blocks of many types."""
+    _, path = write(
+        CASES["llama"], folder, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, num_hidden_layers=2,
+    )  # fmt: skip
+    made = unpack(path)
+    index = msgspec.json.decode((made / NAME).read_bytes(), type=Index)
+    seed = fresh_seed()
+    rng, kinds, offset = np.random.default_rng(seed), random.Random(seed), 0
+    tensors = dict(index.tensors)
+    blocks = folder / "blocks"
+    with blocks.open("wb") as file:
+        for name, tensor in index.tensors.items():
+            if len(tensor.shape) != 2 or not name.startswith("blk."):
+                continue
+            kind = "Q6_K" if name.endswith("attn_v.weight") else kinds.choice(list(KINDS))
+            raw = random_blocks(rng, kind, *tensor.shape)
+            file.write(raw.tobytes())
+            tensors[name] = StoredTensor(str(blocks), offset, kind, tensor.shape)
+            offset += raw.nbytes
+    (made / NAME).write_bytes(msgspec.json.encode(Index(index.architecture, tensors)))
+    return made
+
+
+@torch.inference_mode()
+def test_a_plan_multiplies_blocks_as_torch_does(tmp_path: Path) -> None:
+    model = load_model(blocked(tmp_path), torch.float32, CPU, Parallel(), select_ops(), format=BlockFormat())
+    assert isinstance(model, Decoder)
+    recording, expected = record(model), logits(model, 7)
+    for each in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording, threads=2)):
+        missed = (logits(each, 7) - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert float(missed.median()) < 1e-2

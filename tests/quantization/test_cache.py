@@ -1,0 +1,94 @@
+"""Packed weights on disk: a second start maps what the first packed, and gives the same numbers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.test_decoder import CPU
+from tests.models.tiny import make_model
+from tests.ops.cpu.test_plan import logits, planned
+from tests.quantization.test_blocks import blocked
+from tests.seeds import fresh_seed
+from textgen.layers.weight import DenseFormat, WeightFormat
+from textgen.models.decoder import Decoder
+from textgen.models.load import load_model
+from textgen.models.weights import WeightFiles
+from textgen.ops import select_ops
+from textgen.ops.cpu.record import record
+from textgen.parallel import Parallel
+from textgen.quantization.blocks import BlockFormat
+from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
+from textgen.quantization.integers import Int4Format, Int8Format
+
+
+def start(folder: Path, form: WeightFormat, cache: WeightsCache) -> torch.Tensor:
+    """What a shard does: logits of the plan."""
+    model = load_model(folder, torch.float32, CPU, Parallel(), select_ops(), format=CachedFormat(form, cache))
+    assert isinstance(model, Decoder)
+    made = planned(record(model))
+    cache.commit()
+    return logits(made, 3)
+
+
+@pytest.mark.parametrize("form", [DenseFormat(), Int8Format(), Int4Format(32)])
+def test_a_second_start_maps_what_the_first_packed(
+    form: WeightFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "m", "GPTNeoXForCausalLM", fresh_seed())  # one that turns its outputs round as it loads
+    cached = tmp_path / "cache"
+    first = start(tmp_path / "m", form, WeightsCache(cached, "one"))
+    read: list[str] = []
+    plain = WeightFiles.read
+    monkeypatch.setattr(WeightFiles, "read", lambda self, part, into: (read.append(part.name), plain(self, part, into)))
+    cache = WeightsCache(cached, "one")
+    assert cache.mapped
+    assert torch.equal(start(tmp_path / "m", form, cache), first)
+    assert not [name for name in read if name.endswith(("dense.weight", "query_key_value.weight", "h_to_4h.weight"))]
+    assert [path.name for path in cached.iterdir()] == ["one.weights"]
+
+
+def test_stacks_of_blocks_are_kept_too(tmp_path: Path) -> None:
+    folder, cached = blocked(tmp_path), tmp_path / "cache"
+    first = start(folder, BlockFormat(), WeightsCache(cached, "one"))
+    cache = WeightsCache(cached, "one")
+    assert cache.mapped
+    assert torch.equal(start(folder, BlockFormat(), cache), first)
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "other"])
+def test_a_damaged_file_is_written_anew(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_model(tmp_path / "m", seed=fresh_seed())
+    first = start(tmp_path / "m", Int8Format(), cache := WeightsCache(tmp_path / "cache", "one"))
+    data = cache.path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    damaged = {"cut": data[: len(data) // 2], "header": data[:8] + b"x" * length + data[8 + length :],
+               "other": data.replace(b'"name":"one"', b'"name":"two"')}[damage]  # fmt: skip
+    cache.path.write_bytes(damaged)
+    again = WeightsCache(tmp_path / "cache", "one")
+    assert not again.mapped
+    assert "is damaged; it is written anew" in caplog.text
+    assert torch.equal(start(tmp_path / "m", Int8Format(), again), first)
+    assert cache.path.read_bytes() == data
+
+
+def test_a_folder_that_cannot_be_written_costs_a_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(tmp_path / "m", seed=fresh_seed())
+    (tmp_path / "file").write_text("no folder")
+    start(tmp_path / "m", Int8Format(), WeightsCache(tmp_path / "file" / "cache", "one"))
+    assert "give --weights-cache another folder" in caplog.text
+
+
+def test_the_name_changes_with_the_model_and_the_format(tmp_path: Path) -> None:
+    make_model(tmp_path / "m", seed=fresh_seed())
+    names = [cache_name(tmp_path / "m", "bfloat16", form) for form in (None, "int8")]
+    assert names[0] == cache_name(tmp_path / "m", "bfloat16", None)
+    path = next((tmp_path / "m").glob("*.safetensors"))
+    os.utime(path, ns=(1, 1))
+    names.append(cache_name(tmp_path / "m", "bfloat16", None))
+    assert len(set(names)) == 3
