@@ -19,7 +19,8 @@ struct Prepared {
   const char *values;   // row after row, or in tiles: [row / 16][column of 64 bytes][16][64 bytes]
   int64_t row_bytes;    // of a row, in either form
   const float *scales;  // int8: [rows]; groups: [rows, groups]
-  const int32_t *sums;  // likewise: the sum of the quantized values, times the offset of the weight's
+  const int32_t *sums;  // likewise: the sum of the quantized values, times the offset of the weight's, negative; for a weight
+                        // with minima the bits of a float: the negative sum, scaled
 };
 
 // One linear operation on one worker.
@@ -38,6 +39,9 @@ TG_INLINE bool has_groups(const tg_weight *weight) { return weight->groups != 0;
 // Values of less than eight bits.
 TG_INLINE bool is_small(int32_t format) {
   return format == TG_WEIGHT_INT4_GROUPS || (format >= TG_WEIGHT_Q4_K && format <= TG_WEIGHT_INT4_ZEROS);
+}
+TG_INLINE bool has_minima(int32_t format) {
+  return format == TG_WEIGHT_Q4_K || format == TG_WEIGHT_Q5_K || format == TG_WEIGHT_INT4_ZEROS;
 }
 // What tiles multiply.
 TG_INLINE bool has_tiles(int32_t format) { return kTiles && format >= TG_WEIGHT_BF16 && format <= TG_WEIGHT_INT4_GROUPS; }

@@ -99,7 +99,7 @@ void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t 
   int32_t whole = 0;
   for (int i = 0; i < kLanes; i++) whole += total[i];
   *scale = amax / 127.0f;
-  *sum = whole * zero;
+  *sum = -whole * zero;
 }
 
 template <typename X>
@@ -115,6 +115,7 @@ void prepare_row(const tg_weight *weight, const X *x, int64_t row, bool tiles, c
     const int64_t at = g * weight->group, index = row * weight->groups + g;
     if (is_small(weight->format)) {
       quantize<int8_t>(x + at, weight->group, weight->group, place, at, zero, scales + index, sums + index);
+      if (has_minima(weight->format)) sums[index] = cast<int32_t>(scales[index] * static_cast<float>(sums[index]));
     } else {
       quantize<IntUnit>(x + at, weight->group, weight->group, place, at, zero, scales + index, sums + index);
     }

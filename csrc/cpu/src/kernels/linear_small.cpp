@@ -16,7 +16,7 @@ struct Small {
   struct Acc {
     __m512i sum;
   };
-  TG_INLINE static Acc start(int32_t offset) { return {_mm512_set1_epi32(-offset)}; }
+  TG_INLINE static Acc start(int32_t first) { return {_mm512_set1_epi32(first)}; }
   TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
     int32_t four;
     memcpy(&four, x, 4);
@@ -52,9 +52,9 @@ struct Small {
     __m256i narrow[2];  // of 16 bits: sums of two products
     __m256i sum[2];
   };
-  TG_INLINE static Acc start(int32_t offset) {
-    const __m256i zero = _mm256_setzero_si256(), first = _mm256_set1_epi32(-offset);
-    return {{zero, zero}, {first, first}};
+  TG_INLINE static Acc start(int32_t first) {
+    const __m256i zero = _mm256_setzero_si256(), each = _mm256_set1_epi32(first);
+    return {{zero, zero}, {each, each}};
   }
   TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
     int32_t four;
@@ -108,9 +108,9 @@ struct Small {
   struct Acc {
     int32_t sum[kPanel];
   };
-  TG_INLINE static Acc start(int32_t offset) {
+  TG_INLINE static Acc start(int32_t first) {
     Acc acc;
-    for (int o = 0; o < kPanel; o++) acc.sum[o] = -offset;
+    for (int o = 0; o < kPanel; o++) acc.sum[o] = first;
     return acc;
   }
   TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
@@ -139,29 +139,29 @@ TG_INLINE void add_pairs(const uint8_t *from, Units &units) {
 
 constexpr int64_t kPairBytes = 64;  // of eight inputs' nibbles
 
-// Unsigned bytes, one for each output, as floats.
+// A byte for each output, as floats. The compiler's own conversion takes byte after byte.
+template <bool kSigned>
 TG_INLINE void load_bytes(const uint8_t *from, Vec *to) {
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-  for (int part = 0; part < kParts; part++) {
-    Bytes bytes;
-    memcpy(&bytes, from + part * kLanes, sizeof bytes);
-    to[part] = __builtin_convertvector(__builtin_convertvector(bytes, IVec), Vec);
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+  to[0] = _mm512_cvtepi32_ps(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+  for (int part = 0; part < 2; part++) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from + part * 8));
+    to[part] = _mm256_cvtepi32_ps(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
   }
-}
-TG_INLINE void load_signed(const uint8_t *from, Vec *to) {
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-  for (int part = 0; part < kParts; part++) {
-    Bytes bytes;
-    memcpy(&bytes, from + part * kLanes, sizeof bytes);
-    to[part] = __builtin_convertvector(__builtin_convertvector(bytes, IVec), Vec);
+#else
+  for (int o = 0; o < kPanel; o++) {
+    to[o / kLanes][o % kLanes] = kSigned ? static_cast<float>(static_cast<int8_t>(from[o])) : static_cast<float>(from[o]);
   }
+#endif
 }
 
 // A form says how a record of a panel, some groups of inputs, is read. kFlush: steps whose sums fit 16 bits. kShift: values
 // have an offset that is taken off by the sum of x; kMins: each group has a minimum that is taken off.
 template <bool kZeros>
 struct Int4 {
-  static constexpr int kFlush = 8;
+  static constexpr int kFlush = 8, kStreams = 8;
   static constexpr bool kShift = !kZeros, kMins = kZeros;
   Vec factor[kParts], zero[kParts];
 
@@ -172,7 +172,7 @@ struct Int4 {
     load_scales(weight, panel, record, factor);
     if constexpr (kZeros) {
       const uint8_t *zeros = weight->values + panel * weight->panel_bytes + weight->value_bytes + weight->groups * (kPanel * 2);
-      load_bytes(zeros + record * kPanel, zero);
+      load_bytes<false>(zeros + record * kPanel, zero);
     }
   }
   TG_INLINE static void pair(const uint8_t *record, int64_t at, Units &low, Units &high) {
@@ -187,7 +187,7 @@ struct Int4 {
 // Blocks of 256 inputs: nibbles, higher bits, the block's scale (and scale of minima) as float16, then a byte for each group.
 template <int kHigh, int kGroup, bool kWithMins, int kSteps>
 struct Blocks {
-  static constexpr int kFlush = kSteps;
+  static constexpr int kFlush = kSteps, kStreams = 4;
   static constexpr bool kShift = !kWithMins, kMins = kWithMins;
   static constexpr int64_t kNibbles = 256 * kPanel / 2, kPlane = 256 * kPanel * kHigh / 8;
   static constexpr int64_t kFactors = kNibbles + kPlane, kScales = kFactors + (kWithMins ? 2 : 1) * kPanel * 2;
@@ -209,11 +209,11 @@ struct Blocks {
   TG_INLINE void scales(const uint8_t *record, int64_t group, Vec *scale, Vec *least) const {
     const uint8_t *from = record + kScales + group * (kWithMins ? 2 : 1) * kPanel;
     if constexpr (kWithMins) {
-      load_bytes(from, scale);
-      load_bytes(from + kPanel, least);
+      load_bytes<false>(from, scale);
+      load_bytes<false>(from + kPanel, least);
       for (int part = 0; part < kParts; part++) least[part] = least[part] * low_factor[part];
     } else {
-      load_signed(from, scale);
+      load_bytes<true>(from, scale);
     }
     for (int part = 0; part < kParts; part++) scale[part] = scale[part] * factor[part];
   }
@@ -242,8 +242,8 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
     for (int64_t group = 0; group < groups; group++) {
       typename Small::Acc acc[kRows][kStreams];
       for (int r = 0; r < kRows; r++) {
-        const int32_t offset = Form::kShift ? x_sums[r * weight->groups] : 0;
-        for (int s = 0; s < kStreams; s++) acc[r][s] = Small::start(offset);
+        const int32_t sum = Form::kShift ? x_sums[r * weight->groups] : 0;
+        for (int s = 0; s < kStreams; s++) acc[r][s] = Small::start(sum);
       }
       for (int64_t first = 0; first < pairs; first += Form::kFlush / 2) {
 #pragma GCC unroll 4
@@ -275,8 +275,8 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
           Small::finish(acc[r][s], dots);
           for (int part = 0; part < kParts; part++) {
             Vec &sum = sums[r][s][part];
-            sum = fma(dots[part], scale[part] * x_scale, sum);
-            if constexpr (Form::kMins) sum = fma(least[part], splat(-x_scale * static_cast<float>(x_sums[r * weight->groups])), sum);
+            sum = fma(dots[part] * scale[part], splat(x_scale), sum);
+            if constexpr (Form::kMins) sum = fma(least[part], splat(cast<float>(x_sums[r * weight->groups])), sum);
           }
         }
       }
@@ -297,32 +297,37 @@ int64_t rows_by(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
 }
 
 // As many rows at a time as the registers hold.
-template <typename Form>
-void panel_at(const Linear &job, int64_t panel) {
+template <typename Form, int kStreams>
+void panels_at(const Linear &job, int64_t panel, int64_t apart) {
   int64_t row = 0;
-  if constexpr (kLanes == 16) row = rows_by<Form, 8, 1>(job, row, panel, 1);
-  if constexpr (kLanes == 16) row = rows_by<Form, 4, 1>(job, row, panel, 1);
-  if constexpr (kLanes >= 8) row = rows_by<Form, 3, 1>(job, row, panel, 1);
-  if constexpr (kLanes >= 8) row = rows_by<Form, 2, 1>(job, row, panel, 1);
-  rows_by<Form, 1, 1>(job, row, panel, 1);
+  if constexpr (kLanes == 16) row = rows_by<Form, 8, kStreams>(job, row, panel, apart);
+  if constexpr (kLanes == 16) row = rows_by<Form, 4, kStreams>(job, row, panel, apart);
+  if constexpr (kLanes == 8) row = rows_by<Form, 3, kStreams>(job, row, panel, apart);
+  if constexpr (kLanes >= 8) row = rows_by<Form, 2, kStreams>(job, row, panel, apart);
+  rows_by<Form, 1, kStreams>(job, row, panel, apart);
 }
 
 template <typename Form, int kStreams>
 int64_t streams_by(const Linear &job, int64_t begin) {
   const int64_t apart = (job.panels.end - begin) / kStreams;
-  for (int64_t i = 0; i < apart; i++) block<Form, 1, kStreams>(job, 0, begin + i, apart);
+  for (int64_t i = 0; i < apart; i++) {
+    if constexpr (kStreams > 2) {
+      block<Form, 1, kStreams>(job, 0, begin + i, apart);
+    } else {
+      panels_at<Form, kStreams>(job, begin + i, apart);
+    }
+  }
   return begin + apart * kStreams;
 }
 
 template <typename Form>
 void multiply_by(const Linear &job) {
   int64_t panel = job.panels.begin;
-  if (job.rows == 1) {
-    if constexpr (kLanes == 16) panel = streams_by<Form, 8>(job, panel);
-    if constexpr (kLanes == 16) panel = streams_by<Form, 4>(job, panel);
-    if constexpr (kLanes >= 8) panel = streams_by<Form, 2>(job, panel);
+  if constexpr (kLanes == 16) {
+    if (job.rows == 1) panel = streams_by<Form, Form::kStreams>(job, panel);
+    panel = streams_by<Form, 2>(job, panel);
   }
-  for (; panel < job.panels.end; panel++) panel_at<Form>(job, panel);
+  streams_by<Form, 1>(job, panel);
 }
 
 }  // namespace

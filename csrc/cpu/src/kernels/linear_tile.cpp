@@ -134,7 +134,7 @@ void whole(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int6
       const char *from = sums_at<kStreams>(sums, row / 16 - begin) + s * kTile + row % 16 * 64;
       Vec value;
       if constexpr (kInteger) {
-        const __m512i dot = _mm512_sub_epi32(_mm512_loadu_si512(from), _mm512_set1_epi32(job.x.sums[row]));
+        const __m512i dot = _mm512_add_epi32(_mm512_loadu_si512(from), _mm512_set1_epi32(job.x.sums[row]));
         value = _mm512_cvtepi32_ps(dot) * (load(weight->scales + at * kPanel) * job.x.scales[row]);
       } else {
         value = load(reinterpret_cast<const float *>(from));
@@ -198,7 +198,7 @@ void grouped(const Linear &job, int64_t begin, int64_t end, int64_t panel, int64
           const Vec x_scale = splat(job.x.scales[index]);
 #pragma GCC unroll 4
           for (int s = 0; s < kStreams; s++) {
-            const __m512i whole = _mm512_sub_epi32(_mm512_loadu_si512(dot + s * kTile + r * 64), x_sum);
+            const __m512i whole = _mm512_add_epi32(_mm512_loadu_si512(dot + s * kTile + r * 64), x_sum);
             float *sum = to + s * 256 + r * 16;
             store(sum, fma(_mm512_cvtepi32_ps(whole), scales[s] * x_scale, load(sum)));
           }

@@ -41,7 +41,7 @@ struct Bytes {
   struct Acc {
     __m512i sum;
   };
-  TG_INLINE static Acc start(int32_t offset) { return {_mm512_set1_epi32(-offset)}; }
+  TG_INLINE static Acc start(int32_t first) { return {_mm512_set1_epi32(first)}; }
   TG_INLINE static void finish(const Acc &acc, Vec *sums) { sums[0] = _mm512_cvtepi32_ps(acc.sum); }
   TG_INLINE static void dot(Acc &acc, __m512i weight, const char *x) {
     int32_t unit;
@@ -74,9 +74,9 @@ struct Bytes {
   struct Acc {
     __m256i pairs[4];  // of four outputs each: the sums of two inputs beside those of the other two
   };
-  TG_INLINE static Acc start(int32_t offset) {
-    const __m256i first = _mm256_set1_epi64x(static_cast<uint32_t>(-offset));
-    return {{first, first, first, first}};
+  TG_INLINE static Acc start(int32_t first) {
+    const __m256i each = _mm256_set1_epi64x(static_cast<uint32_t>(first));
+    return {{each, each, each, each}};
   }
   TG_INLINE static void finish(const Acc &acc, Vec *sums) {
     for (int part = 0; part < 2; part++) {
@@ -101,9 +101,9 @@ struct Bytes {
   struct Acc {
     int32_t sum[kPanel];
   };
-  TG_INLINE static Acc start(int32_t offset) {
+  TG_INLINE static Acc start(int32_t first) {
     Acc acc;
-    for (int o = 0; o < kPanel; o++) acc.sum[o] = -offset;
+    for (int o = 0; o < kPanel; o++) acc.sum[o] = first;
     return acc;
   }
   TG_INLINE static void finish(const Acc &acc, Vec *sums) {
