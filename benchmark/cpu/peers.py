@@ -26,7 +26,7 @@ Install = Callable[[Path], None]  # into an environment
 
 @dataclass(frozen=True)
 class Peer:
-    """name: as in `programs.PROGRAMS`. package: whose version is told. install: None for what runs in our environment."""
+    """name: as in `programs.PROGRAMS`. package: whose version is told. install: None for what is in our environment."""
 
     name: str
     package: str
@@ -77,7 +77,9 @@ def _llama_cpp(folder: Path) -> None:
     for path in root.glob("ggml/src/ggml-cpu/**/*.cpp"):
         text = path.read_text(encoding="utf-8")
         # GCC 12 says of _tile_loadconfig that it reads 8 of its 64 bytes, and drops the stores of the others.
-        fixed = re.sub(r"(?<!\w)_tile_loadconfig\(&(\w+)\);", r'asm volatile("" : "+m"(\1)); _tile_loadconfig(&\1);', text)
+        fixed = re.sub(
+            r"(?<!\w)_tile_loadconfig\(&(\w+)\);", r'asm volatile("" : "+m"(\1)); _tile_loadconfig(&\1);', text
+        )
         if fixed != text:
             path.write_text(fixed, encoding="utf-8")
     cmake = folder / "bin" / "cmake"
@@ -126,5 +128,7 @@ def version_of(peer: Peer, python: Path) -> str:
     script = "import importlib.metadata, json, sys; print(json.dumps(importlib.metadata.version(sys.argv[1])))"
     told = subprocess.run([python, "-c", script, peer.package], check=False, capture_output=True, text=True)
     if told.returncode:
-        raise PeerMissing(f"its environment has no package {peer.package}; delete {python.parent.parent} to make it again")
+        raise PeerMissing(
+            f"its environment has no package {peer.package}; delete {python.parent.parent} to make it again"
+        )
     return str(json.loads(told.stdout))

@@ -211,7 +211,9 @@ def measure(
                 turn = Turn(case.speed(times), before, probe())
                 if number > 0:  # the first round warms up
                     found.setdefault(worker.name, []).append(turn)
-                    print(f"{shape} {form}, {name}, {worker.name}: {turn.speed:.1f} tokens/s at {turn.after}", flush=True)
+                    print(
+                        f"{shape} {form}, {name}, {worker.name}: {turn.speed:.1f} tokens/s at {turn.after}", flush=True
+                    )
 
 
 def rows(results: Results, versions: dict[str, str]) -> list[Row]:
@@ -286,7 +288,9 @@ def main() -> None:
     for peer in PEERS:
         if peer.name not in wanted:
             continue
-        print(f"{peer.name}: making its environment" if peer.install else f"{peer.name}: in this environment", flush=True)
+        print(
+            f"{peer.name}: making its environment" if peer.install else f"{peer.name}: in this environment", flush=True
+        )
         try:
             pythons[peer.name] = prepare(peer, folder)
             versions[peer.name] = version_of(peer, pythons[peer.name])

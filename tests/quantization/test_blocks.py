@@ -83,7 +83,10 @@ def test_blocks_stay_as_they_are(kind: str, tmp_path: Path) -> None:
 
 def test_parts_of_several_types_are_stacked(tmp_path: Path) -> None:
     rng = np.random.default_rng(fresh_seed())
-    raw = {name: (kind, random_blocks(rng, kind, 16, WIDTH)) for name, kind in zip("qkv", ("Q4_K", "Q4_K", "Q6_K"), strict=True)}
+    raw = {
+        name: (kind, random_blocks(rng, kind, 16, WIDTH))
+        for name, kind in zip("qkv", ("Q4_K", "Q4_K", "Q6_K"), strict=True)
+    }
     plain = rng.normal(size=(16, WIDTH)).astype(np.float32)
     with stored(tmp_path, {**raw, "d": ("F32", plain.view(np.uint8))}) as files:
         weight = context(files).weight(*(Part(name, (16, WIDTH)) for name in "qkvd"))

@@ -45,7 +45,9 @@ def quantized(folder: Path, method: str, symmetric: bool, **changes: object) -> 
             continue
         outputs, inputs = weight.shape
         values = torch.randint(0, 16, (outputs, inputs))
-        zeros = torch.full((outputs, inputs // GROUP), 8) if symmetric else torch.randint(1, 16, (outputs, inputs // GROUP))
+        zeros = (
+            torch.full((outputs, inputs // GROUP), 8) if symmetric else torch.randint(1, 16, (outputs, inputs // GROUP))
+        )
         scales = (torch.rand(outputs, inputs // GROUP) * 0.02).half()
         spread = zeros.repeat_interleave(GROUP, 1), scales.float().repeat_interleave(GROUP, 1)
         plain[name] = ((values - spread[0]) * spread[1]).to(weight.dtype)

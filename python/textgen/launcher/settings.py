@@ -275,8 +275,8 @@ class Settings:
     )  # fmt: skip
     weights_cache: str | None = setting(
         text, None,
-        "Folder that packed weights are kept in: the next start of the same model in the same format maps them at once. "
-        "For models that Textgen's own kernels run (--plan auto).",
+        "Folder that packed weights are kept in: the next start of the same model in the same format maps them at "
+        "once. For models that Textgen's own kernels run (--plan auto).",
         group=BATCHING, default="weights are packed anew at each start", metavar="FOLDER",
     )  # fmt: skip
     validation_workers: int = setting(integer(1, 256), 2, "Threads that tokenize and check requests.", group=BATCHING)

@@ -182,7 +182,12 @@ class GgufFiles:
         place = self._tensors.get(part.name)
         columns = range(part.shape[-1])[part.columns]
         whole = len(part.shape) == 2 and len(columns) == part.shape[1] and not part.transposed
-        if place is None or place.kind not in KINDS or not whole or _significant(place.shape) != _significant(part.shape):
+        if (
+            place is None
+            or place.kind not in KINDS
+            or not whole
+            or _significant(place.shape) != _significant(part.shape)
+        ):
             return None
         self._read.add(part.name)
         rows, size = range(part.shape[0])[part.rows], place.row_bytes

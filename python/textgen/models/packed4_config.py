@@ -9,6 +9,11 @@ from textgen.models.config import Config
 from textgen.models.errors import ModelError
 
 GROUPS = (32, 64, 128)
+# How the weights were found, which changes nothing of how they are multiplied.
+_UNUSED = """backend batch_size block_name_to_quantize cache_block_outputs damp_percent dataset desc_act disable_exllama
+dynamic exllama_config hyb_act is_marlin_format lm_head max_input_length meta model_file_base_name model_name_or_path
+model_seqlen module_name_preceding_first_block modules_in_block_to_quantize pack_dtype pad_token_id quantizer
+static_groups sym tokenizer true_sequential use_cuda_fp16 use_exllama""".split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,6 @@ def read_packed4(section: Config) -> Packed4 | None:
             raise ModelError(f"{section.where}: 'version' must be gemm; use another checkpoint")
         return Packed4("awq", group, 0)
     # Whether inputs were put in an order of their own, the tensors say.
-    section.ignore("desc_act", "sym", "damp_percent", "true_sequential", "static_groups", "lm_head", "meta", "model_name_or_path",
-                   "model_file_base_name", "is_marlin_format", "dataset", "tokenizer", "block_name_to_quantize", "use_exllama",
-                   "module_name_preceding_first_block", "batch_size", "pad_token_id", "disable_exllama", "exllama_config",
-                   "max_input_length", "cache_block_outputs", "modules_in_block_to_quantize", "use_cuda_fp16", "model_seqlen",
-                   "backend", "quantizer", "dynamic", "pack_dtype", "hyb_act")  # fmt: skip
+    section.ignore(*_UNUSED)
     newer = section.text("checkpoint_format", "gptq") == "gptq_v2"
     return Packed4("gptq", group, 0 if newer else 1)

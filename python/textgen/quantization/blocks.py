@@ -139,4 +139,3 @@ def _joined(first: Weight, second: Weight) -> Weight | None:
         case DenseWeight(), DenseWeight():
             return DenseWeight(torch.cat((first.values, second.values)))
     return None
-

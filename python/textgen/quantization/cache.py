@@ -121,7 +121,9 @@ class WeightsCache:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._write(made)
         except OSError as error:
-            log.warning("weights cache: %s cannot be written (%s); give --weights-cache another folder", self.path, error)
+            log.warning(
+                "weights cache: %s cannot be written (%s); give --weights-cache another folder", self.path, error
+            )
 
     def _write(self, made: dict[str, PackedMemory]) -> None:
         weights, offset = {}, 0
@@ -168,7 +170,7 @@ class WeightsCache:
         except msgspec.MsgspecError:
             header = None
         whole = header is not None and all(
-            0 < each.offset and each.offset % PAGE == 0 and each.offset + each.nbytes <= len(data)
+            each.offset > 0 and each.offset % PAGE == 0 and each.offset + each.nbytes <= len(data)
             for each in header.weights.values()
         )
         if header is None or not whole or (header.version, header.name) != (VERSION, self._name):

@@ -1,5 +1,5 @@
-"""Checkpoints of GPTQ's and AWQ's form: 4-bit weights with a scale and a zero point for each output and group of inputs,
-loaded and multiplied as they are.
+"""Checkpoints of GPTQ's and AWQ's form: 4-bit weights with a scale and a zero point for each output and group of
+inputs, loaded and multiplied as they are.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ class IntegerSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Int4ZerosWeight:
-    """w = scale * (value - zero). pairs [out, in / 2] uint8, the first of two neighbours in the low half; scales float16 and
-    zeros uint8 [out, in / group]."""
+    """w = scale * (value - zero).
+
+    pairs [out, in / 2] uint8, the first of two neighbours in the low half; scales float16 and zeros uint8, both
+    [out, in / group].
+    """
 
     pairs: Tensor
     scales: Tensor

@@ -83,7 +83,7 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
 
 
 def _format(settings: ShardSettings, folder: Path) -> WeightFormat | None:
-    """What weights become: what --quantize says; a GGUF file's blocks stay as they are where kernels may multiply them."""
+    """What weights become: what --quantize says. Blocks of a GGUF file stay as they are where kernels may run."""
     if settings.quantize is not None:
         return FORMATS[settings.quantize]
     planned = settings.plan != "off" and settings.device == "cpu"

@@ -14,7 +14,21 @@ from textgen.ops.cpu.library import Handle, Kernels, KernelsMissing
 from ...seeds import fresh_seed
 from . import weights
 from .guarded import guarded
-from .weights import BF16, BLOCKS, F32, INT4_GROUPS, INT4_ZEROS, INT8, INT8_GROUPS, Q4_K, Q6_K, Matrix, kernels_of, packed, random_matrix
+from .weights import (
+    BF16,
+    BLOCKS,
+    F32,
+    INT4_GROUPS,
+    INT4_ZEROS,
+    INT8,
+    INT8_GROUPS,
+    Q4_K,
+    Q6_K,
+    Matrix,
+    kernels_of,
+    packed,
+    random_matrix,
+)
 
 GROUPED = [(form, group) for form in (INT8_GROUPS, INT4_GROUPS, INT4_ZEROS) for group in (32, 64, 128)]
 FORMS = [(F32, 0), (BF16, 0), (INT8, 0), *GROUPED, *((form, 0) for form in BLOCKS)]
