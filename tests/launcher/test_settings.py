@@ -112,7 +112,7 @@ def test_log_levels_have_one_spelling() -> None:
         (["--payload-limit", "0"], ["at least 1"]),
         (["--max-concurrent-requests", "٣"], ["--max-concurrent-requests"]),
         (["--dtype", "int4"], ["--dtype 'int4'", "float32, float16, bfloat16"]),
-        (["--quantize", "awq"], ["--quantize 'awq'", "int8, int4", "not read yet"]),
+        (["--quantize", "awq"], ["--quantize 'awq'", "int8, int4", "read without the flag"]),
         (["--quantize", "eetq"], ["--quantize 'eetq'", "use int8"]),
         (["--quantize", "q4"], ["--quantize 'q4'", "int8, int4"]),
         (["--cpu-isa", "sse"], ["--cpu-isa 'sse'", "portable, avx2, avx512, amx"]),

@@ -105,7 +105,12 @@ def test_the_launcher_counts_four_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"bits": 8}, "'bits' is 8"), ({"group_size": -1}, "'group_size' must be"), ({"group_size": 48}, "32, 64 or 128")],
+    [
+        ({"bits": None}, "'bits' is missing"),
+        ({"bits": 8}, "'bits' is 8"),
+        ({"group_size": -1}, "'group_size' must be"),
+        ({"group_size": 48}, "32, 64 or 128"),
+    ],
 )
 def test_what_cannot_be_read_is_refused(changes: dict[str, object], words: str, tmp_path: Path) -> None:
     quantized(tmp_path, "gptq", True, **changes)

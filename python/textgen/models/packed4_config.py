@@ -30,6 +30,10 @@ def read_packed4(section: Config) -> Packed4 | None:
     method = section.text("quant_method", "unknown")
     if method not in ("gptq", "awq"):
         return None
+    if not section.has("bits"):
+        raise ModelError(
+            f"{section.where}: weights are quantized by {method}, and 'bits' is missing; download them again"
+        )
     section.require("bits", 4)
     group = section.integer("group_size", 128)
     if group not in GROUPS:

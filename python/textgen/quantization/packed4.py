@@ -72,8 +72,8 @@ class Int4ZerosWeight:
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def reordered(self, order: Tensor) -> Int4ZerosWeight:
-        chosen = (part.index_select(0, order) for part in (self.pairs, self.scales, self.zeros))
-        return Int4ZerosWeight(*chosen, self.group)
+        pairs, scales, zeros = (part.index_select(0, order) for part in (self.pairs, self.scales, self.zeros))
+        return Int4ZerosWeight(pairs, scales, zeros, self.group)
 
 
 @dataclass(frozen=True, slots=True)

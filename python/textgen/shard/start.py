@@ -107,9 +107,9 @@ def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
     parallel, ops = Parallel(settings.rank, settings.world_size), select_ops()
     folder, trust = Path(settings.model_dir), settings.trust_remote_code
     form = _format(settings, folder)
-    cache = _cache(settings, folder)
-    if cache is not None:
-        form = CachedFormat(form or DenseFormat(), cache)
+    kept = _cache(settings, folder)
+    if kept is not None:
+        form = CachedFormat(form or DenseFormat(), kept)
 
     def load(form: WeightFormat | None = form) -> Model:
         return load_model(folder, dtype, device, parallel, ops, settings.max_context, trust, form)
@@ -118,8 +118,8 @@ def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
     if isinstance(form, BlockFormat | CachedFormat) and isinstance(model, Decoder):
         # Only kernels multiply what is packed, and torch multiplies numbers faster than blocks.
         model = load(None if settings.quantize is None else FORMATS[settings.quantize])
-    elif cache is not None:
-        cache.commit()
+    elif kept is not None:
+        kept.commit()
     bounds = Bounds(
         vocab_size=model.spec.vocab_size,
         num_pages=settings.num_blocks,
