@@ -277,6 +277,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the peers' environments and the models")
     parser.add_argument("--no-report", action="store_true", help="print only")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no stopped program is left behind
     shapes = _chosen(given.shapes, SHAPES, "--shapes")
     formats = _chosen(given.formats, FORMATS, "--formats")
     cases = _chosen(given.cases, CASES, "--cases")

@@ -32,7 +32,7 @@ def read_packed4(section: Config) -> Packed4 | None:
         return None
     if not section.has("bits"):
         raise ModelError(
-            f"{section.where}: weights are quantized by {method}, and 'bits' is missing; download them again"
+            f"{section.where}: weights are quantized by {method}, and 'bits' is missing; download it again"
         )
     section.require("bits", 4)
     group = section.integer("group_size", 128)
