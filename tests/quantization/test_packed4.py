@@ -93,7 +93,7 @@ def test_weights_are_those_that_were_stored(method: str, symmetric: bool, tmp_pa
         torch.testing.assert_close(weight.numbers(), plain.block.mlp.down.weight.values)  # type: ignore[union-attr]
     expected = logits(model, 4)
     missed = (logits(planned(record(model)), 4) - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert float(missed.median()) < 1e-2
+    assert float(missed.median()) < 5e-2  # a product gone wrong misses by all of it
 
 
 def test_the_launcher_counts_four_bits(tmp_path: Path) -> None:
