@@ -66,12 +66,13 @@ every type of block that the `gguf` package can read. What a file says and the a
 metadata and tensors alike; layers behind the last that only draft tokens are left out. Each architecture is held
 against Transformers as above (`tests/gguf`).
 
-## 8-bit checkpoints
+## 8-bit and 4-bit checkpoints
 
 Weights in 8-bit floating point (`quant_method` `fp8`, by blocks as DeepSeek's and Qwen's or whole matrices; and
 `compressed-tensors` in the formats `float-quantized` and `naive-quantized`, by matrix, row or block) become numbers of
 the server's `--dtype` as they are read: they take the memory of the unquantized model. gpt-oss keeps MXFP4 for its
-experts. Any other method (AWQ, GPTQ, bitsandbytes, integers) is refused by its name.
+experts. 4-bit weights of GPTQ and AWQ (groups of 32, 64 or 128) stay as they are. Any other method (bitsandbytes,
+integers) is refused by its name.
 
 ## Rotary forms
 
