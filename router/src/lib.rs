@@ -16,3 +16,4 @@ pub mod secret;
 pub mod server;
 pub mod settings;
 pub mod shard;
+pub mod traces;

@@ -6,6 +6,8 @@ mod engine;
 mod http;
 pub mod observer;
 mod request;
+mod tokens;
+mod traces;
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +18,9 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 pub use self::async_tools::{AsyncToolMetrics, ResultFate};
 pub use self::engine::{EngineMetrics, Method, SchedulerView, StepTimes};
 pub use self::http::HttpMetrics;
-pub use self::request::{Call, FailureKind, RefusalCause, RequestMetrics};
+pub use self::request::{Call, FailureKind, FirstTokenPart, RefusalCause, RequestMetrics};
+pub use self::tokens::{KeyTokens, NO_KEY, TokenMetrics};
+pub use self::traces::TraceMetrics;
 use crate::settings::Settings;
 
 /// Every metric of one server. Cheap to clone.
@@ -30,6 +34,10 @@ pub struct Metrics {
     pub http: HttpMetrics,
     /// Calls that run while their answer is written.
     pub async_tools: AsyncToolMetrics,
+    /// Tokens by the key that they were asked with.
+    pub tokens: TokenMetrics,
+    /// Spans on their way to a collector.
+    pub traces: TraceMetrics,
     handle: PrometheusHandle,
 }
 
@@ -56,6 +64,8 @@ impl Metrics {
             engine: EngineMetrics::register(&registrar),
             http: HttpMetrics::register(Arc::clone(&recorder)),
             async_tools: AsyncToolMetrics::register(&registrar),
+            tokens: TokenMetrics::register(Arc::clone(&recorder)),
+            traces: TraceMetrics::register(&registrar),
             handle: recorder.handle(),
         })
     }

@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use crate::grpc;
 use crate::http::keys::KeyRing;
 use crate::http::library::{Calls, Library};
+use crate::http::tls::Tls;
 use crate::http::{self, AppState, ShardOps};
 use crate::input::{Limits, ModelText, Preparer};
 use crate::metrics::Metrics;
@@ -25,6 +26,7 @@ use crate::settings::Settings;
 use crate::shard::engine::{Attachment, Control, Engine, EngineConfig};
 use crate::shard::handle::{EngineHandle, EngineStatus};
 use crate::shard::protocol::Hello;
+use crate::traces::Traces;
 
 /// Orders that may wait for the engine: an owner gives few, one after the other.
 const CONTROL_BUFFER: usize = 8;
@@ -79,12 +81,14 @@ impl Server {
         let parsers = parsers(&settings, &model).map_err(|error| invalid(&error))?;
         let metrics = Metrics::new(&settings).map_err(|error| invalid(&error))?;
         let ring = KeyRing::of(&settings).map_err(|error| invalid(&error))?;
+        let tls = Tls::of(&settings).map_err(|error| invalid(&error))?.map(Arc::new);
         let runtime = Builder::new_multi_thread()
             .worker_threads(settings.http_threads.max(1))
             .thread_name("http")
             .enable_all()
             .build()
             .map_err(|source| StartError::Io { what: "the HTTP threads cannot be started".to_owned(), source })?;
+        let traces = Traces::start(&settings, &metrics, runtime.handle()).map_err(|error| invalid(&error))?;
         let hostname = settings.hostname.as_deref();
         let listener = hostname.map(|hostname| runtime.block_on(listen(hostname, settings.port))).transpose()?;
         let address = listener.as_ref().map(TcpListener::local_addr).transpose();
@@ -107,18 +111,19 @@ impl Server {
 
         let preparer = Preparer::new(Arc::clone(&model), Limits::from(&*settings));
         let (shard_ops, ops_path) = watch::channel(None);
-        let state = AppState::new(settings, preparer, model, parsers, handle, metrics, ShardOps::new(ops_path), ring);
+        let shard = ShardOps::new(ops_path);
+        let state = AppState::new(settings, preparer, model, parsers, handle, metrics, shard, ring, traces);
         let (stop_http, stopped) = watch::channel(false);
         let serving = match listener {
-            Some(listener) => runtime.spawn(serve(listener, grpc, state.clone(), stopped)),
+            Some(listener) => runtime.spawn(serve(listener, grpc, tls.clone(), state.clone(), stopped)),
             None => runtime.spawn(wait(state.clone(), stopped)),
         };
         let threads = Mutex::new(Some(Threads { http: runtime, serving, engine }));
         if let Some(address) = address {
-            tracing::info!(%address, "listening");
+            tracing::info!(%address, tls = tls.is_some(), "listening");
         }
         if let Some(grpc_address) = grpc_address {
-            tracing::info!(%grpc_address, "gRPC");
+            tracing::info!(%grpc_address, tls = tls.is_some(), "gRPC");
         }
         Ok(Self {
             address,
@@ -224,6 +229,10 @@ impl Server {
         if http.block_on(async { tokio::time::timeout(FAREWELL, serving).await }).is_err() {
             tracing::warn!("connections were still open when the server stopped");
         }
+        if let Some(traces) = &self.state.traces {
+            // What the collector does not take in this time is lost with it.
+            let _ = http.block_on(async { tokio::time::timeout(FAREWELL, traces.close()).await });
+        }
         http.shutdown_background();
     }
 
@@ -276,13 +285,19 @@ async fn listen(hostname: &str, port: u16) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(failed)
 }
 
-async fn serve(listener: TcpListener, grpc: Option<TcpListener>, state: AppState, stopped: watch::Receiver<bool>) {
+async fn serve(
+    listener: TcpListener,
+    grpc: Option<TcpListener>,
+    tls: Option<Arc<Tls>>,
+    state: AppState,
+    stopped: watch::Receiver<bool>,
+) {
     let calls = async {
         if let Some(listener) = grpc {
-            grpc::serve(listener, state.clone(), told(stopped.clone())).await;
+            grpc::serve(listener, tls.clone(), state.clone(), told(stopped.clone())).await;
         }
     };
-    let (served, ()) = tokio::join!(http::serve(listener, state.clone(), told(stopped.clone())), calls);
+    let (served, ()) = tokio::join!(http::serve(listener, tls.clone(), state.clone(), told(stopped.clone())), calls);
     if let Err(error) = served {
         tracing::error!(%error, "HTTP ended");
     }
@@ -292,7 +307,7 @@ async fn serve(listener: TcpListener, grpc: Option<TcpListener>, state: AppState
 async fn wait(state: AppState, stopped: watch::Receiver<bool>) {
     tokio::select! {
         () = told(stopped) => {}
-        () = http::upkeep(state) => {}
+        () = http::upkeep(state, None) => {}
     }
 }
 

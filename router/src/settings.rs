@@ -6,6 +6,17 @@ use serde::Deserialize;
 
 use crate::secret::Secret;
 
+/// The two forms of OTLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum OtlpProtocol {
+    /// gRPC.
+    #[serde(rename = "grpc")]
+    Grpc,
+    /// Protocol Buffers over HTTP.
+    #[serde(rename = "http/protobuf")]
+    Http,
+}
+
 /// Settings of a router. The launcher owns flags, environment variables and defaults; here they only have types.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,6 +131,24 @@ pub struct Settings {
     pub vertex_predict_route: Option<String>,
     /// Path by which it asks whether the server lives, besides `/health`.
     pub vertex_health_route: Option<String>,
+    /// File with the server's certificate and those of its issuers, in PEM; with `tls_key`, both ports speak TLS.
+    pub tls_cert: Option<PathBuf>,
+    /// File with the key of that certificate.
+    pub tls_key: Option<PathBuf>,
+    /// Seconds that a TLS handshake may take.
+    pub tls_handshake_timeout: u32,
+    /// TLS handshakes of a server in flight; one more takes the place of the oldest.
+    pub max_tls_handshakes: usize,
+    /// Address of a collector of traces; `None` makes none.
+    pub otlp_endpoint: Option<String>,
+    /// How it is spoken to.
+    pub otlp_protocol: OtlpProtocol,
+    /// What this server is called in traces.
+    pub otlp_service_name: String,
+    /// Headers for the collector, as `name=value,name=value`; they may hold a key.
+    pub otlp_headers: Option<Secret>,
+    /// Spans that wait for the collector; what comes beyond them is lost.
+    pub otlp_queue_size: usize,
     /// Origins allowed by CORS; empty allows every origin.
     pub cors_allow_origin: Vec<String>,
 }

@@ -136,6 +136,7 @@ def test_phases_add_up() -> None:
 def test_the_line_to_paste_can_be_pasted(address: str, url: str) -> None:
     text = "\n".join(curl("it's a model", address))
     assert url in text
+    assert url.replace("http", "https") in "\n".join(curl("m", address, "https"))
     shell = text.replace("curl", "printf '%s\\n'", 1)
     said = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
     body = json.loads(said[said.index("-d") + 1])

@@ -50,10 +50,17 @@ def test_every_setting_is_a_flag_and_a_variable(field: object) -> None:
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "disable_grammar_support": "true",
         "watermark_gamma": "0.25", "trust_remote_code": "true", "quantize": "int8", "plan": "auto", "cpu_isa": "avx2",
         "allow_unauthenticated": "true", "vertex_predict_route": "/p", "vertex_health_route": "/h",
+        "otlp_protocol": "http/protobuf",
     }  # fmt: skip
     value = values.get(name, "3")
     switch = name in ("json_output", "disable_grammar_support", "trust_remote_code", "allow_unauthenticated")
-    pinned = ["--revision", "0123456789" * 4] if name == "trust_remote_code" else []  # it is refused without
+    # Each is refused without the other.
+    others = {
+        "trust_remote_code": ["--revision", "0123456789" * 4],
+        "tls_cert": ["--tls-key", "k"],
+        "tls_key": ["--tls-cert", "c"],
+    }
+    pinned = others.get(name, [])
     by_flag = parse_settings([*pinned, dashed(name), *([] if switch else [value])], {})
     by_variable = parse_settings(pinned, {variable(name): value})
     assert by_flag == by_variable
@@ -116,6 +123,10 @@ def test_log_levels_have_one_spelling() -> None:
         (["--quantize", "eetq"], ["--quantize 'eetq'", "use int8"]),
         (["--quantize", "q4"], ["--quantize 'q4'", "int8, int4"]),
         (["--cpu-isa", "sse"], ["--cpu-isa 'sse'", "portable, avx2, avx512, amx"]),
+        (["--tls-cert", "c.pem"], ["--tls-cert needs --tls-key"]),
+        (["--tls-key", "k.pem"], ["--tls-key needs --tls-cert"]),
+        (["--otlp-protocol", "http/json"], ["--otlp-protocol 'http/json'", "grpc, http/protobuf"]),
+        (["--otlp-headers", "a=\u00fc"], ["--otlp-headers", "printable ASCII"]),
         (["--log-level", "loud"], ["trace, debug, info, warn, error"]),
         (["--kv-memory", "lots"], ["4GiB"]),
         (["--kv-memory", "0"], ["4GiB"]),

@@ -35,8 +35,9 @@ _DIFFERENCES = """\
   into chunks, so it does not bound `--max-input-tokens`.
 - `--dtype auto` uses float32 on a CPU without bfloat16 instructions.
 - A dead shard is restarted and running requests go on; TGI ends.
-- `API_KEY` in the environment while listening on a network ends the start: this version cannot check keys, and ignoring
-  one would leave a server open that its owner believes closed.
+- Listening on a network takes a key (`--api-key`, `--api-key-file`) or `--allow-unauthenticated`: nobody opens a server
+  to everyone by accident.
+- `--otlp-endpoint` gets the spans of the router, which knows the times of every stage; shards send none.
 """
 
 

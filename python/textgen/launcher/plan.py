@@ -53,6 +53,8 @@ class Plan:
             "max_top_n_tokens", "max_batch_total_tokens", "max_client_batch_size", "payload_limit",
             "validation_workers", "api_key", "api_key_file", "cors_allow_origin",
             "vertex_predict_route", "vertex_health_route",
+            "tls_cert", "tls_key", "tls_handshake_timeout", "max_tls_handshakes",
+            "otlp_endpoint", "otlp_protocol", "otlp_service_name", "otlp_headers", "otlp_queue_size",
             "target_itl_ms", "prefix_caching", "stream_buffer",
             "response_store_bytes", "response_store_time", "async_tools_timeout",
             "slow_reader_timeout", "max_connections", "header_timeout",

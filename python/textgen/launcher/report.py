@@ -78,10 +78,11 @@ def report_ready(log: Log, plan: Plan, address: str | None, hello: str, phases: 
     """The server answers from now on. `Connected` is the word that TGI's tools wait for."""
     steps = [*phases.done, *((f"shard {name}", seconds) for name, seconds in _shard_phases(hello))]
     log.info("Connected")
-    where = f" on http://{address}" if address else ""
+    scheme = "http" if plan.settings.tls_cert is None else "https"
+    where = f" on {scheme}://{address}" if address else ""
     log.info(f"ready{where} after {phases.total:.1f} s ({_list(steps)})")
     if address:
-        log.block(["", *curl(plan.model.name, address), ""])
+        log.block(["", *curl(plan.model.name, address, scheme), ""])
 
 
 def _shard_phases(hello: str) -> Iterable[tuple[str, float]]:
@@ -95,7 +96,7 @@ def _list(steps: Iterable[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in steps)
 
 
-def curl(model: str, address: str) -> list[str]:
+def curl(model: str, address: str, scheme: str = "http") -> list[str]:
     """A request to paste into a shell."""
     host, _, port = address.rpartition(":")
     reachable = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
@@ -103,7 +104,7 @@ def curl(model: str, address: str) -> list[str]:
     body: dict[str, Any] = {"model": model, "stream": True, "messages": [message]}
     text = json.dumps(body).replace("'", "'\\''")
     return [
-        f"  curl -N http://{reachable}:{port}/v1/chat/completions \\",
+        f"  curl -N {scheme}://{reachable}:{port}/v1/chat/completions \\",
         "    -H 'Content-Type: application/json' \\",
         f"    -d '{text}'",
     ]

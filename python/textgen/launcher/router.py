@@ -44,7 +44,7 @@ class Router(Protocol):
         ...
 
 
-_KEYS = "--api-key-file "  # of the router's sentence where the keys are at fault
+_OURS = ("--api-key-file ", "--tls-", "--otlp-")  # of the router's sentence where a setting is at fault
 _FOREIGN = "the router's settings cannot be read"  # an extension of another version, whose settings are others
 
 
@@ -86,7 +86,7 @@ def _made(plan: Plan, *, listen: bool) -> _router.Router:
             raise LauncherError(
                 f"the router extension does not fit this package ({error}); build it with `make build`"
             ) from None
-        if str(error).startswith(_KEYS):
+        if str(error).startswith(_OURS):
             raise SettingsError(str(error)) from None
         raise ModelError(str(error)) from None
 

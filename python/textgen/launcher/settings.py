@@ -34,6 +34,7 @@ QUEUE = "Queue and fairness"
 BATCHING = "Batching and memory"
 NETWORK = "Network"
 OBSERVING = "Logs"
+TRACES = "Traces"
 LIFE = "Life cycle"
 
 
@@ -326,6 +327,24 @@ class Settings:
         "Path by which Vertex AI asks whether the server lives, besides /health; no key is asked for there.",
         group=NETWORK, default="/health", metavar="PATH",
     )  # fmt: skip
+    tls_cert: str | None = setting(
+        text, None,
+        "PEM file with the server's certificate, and behind it those of its issuers: --port and --grpc-port speak TLS. "
+        "Read again when it changes, and so is the key.",
+        group=NETWORK, default="no TLS", metavar="FILE",
+    )  # fmt: skip
+    tls_key: str | None = setting(
+        text, None, "PEM file with the private key of --tls-cert, without a password.",
+        group=NETWORK, default="no TLS", metavar="FILE",
+    )  # fmt: skip
+    tls_handshake_timeout: int = setting(
+        integer(1, 86_400), 10, "Seconds that a TLS handshake may take.", group=NETWORK, metavar="SECONDS"
+    )
+    max_tls_handshakes: int = setting(
+        integer(1, 1_000_000), 1024,
+        "TLS handshakes in flight, at most half of --max-connections; one more takes the place of the oldest.",
+        group=NETWORK,
+    )  # fmt: skip
     cors_allow_origin: tuple[str, ...] = setting(
         text, (), "Origin that browsers may call from; repeat the flag for several (in the environment: commas).",
         group=NETWORK, default="every origin", metavar="ORIGIN", repeatable=True,
@@ -337,6 +356,31 @@ class Settings:
     log_level: str = setting(
         choice("trace", "debug", "info", "warn", "error", synonyms={"warning": "warn"}), "info",
         "Least important log lines to show: trace, debug, info, warn or error.", group=OBSERVING, metavar="LEVEL",
+    )  # fmt: skip
+    otlp_endpoint: str | None = setting(
+        text, None,
+        "Collector of traces (OTLP), such as http://localhost:4317: a span for each call and for each of its stages, "
+        "never what was written. An https:// address is trusted as the system trusts it.",
+        group=TRACES, default="no traces", metavar="ADDRESS",
+    )  # fmt: skip
+    otlp_protocol: str = setting(
+        choice("grpc", "http/protobuf"), "grpc",
+        "How the collector is spoken to: grpc (port 4317 where the address names none) or http/protobuf (4318, and "
+        "/v1/traces behind the address); the port of https:// is 443.",
+        group=TRACES, metavar="PROTOCOL",
+    )  # fmt: skip
+    otlp_service_name: str = setting(
+        text, "text-generation-inference.router", "What this server is called in traces.", group=TRACES, metavar="NAME"
+    )
+    otlp_headers: str | None = setting(
+        secret, None,
+        "Headers for the collector, as NAME=VALUE,NAME=VALUE. Better given by its variable: other users of the machine "
+        "can see a command line.",
+        group=TRACES, default="none", metavar="HEADERS", hidden=True,
+    )  # fmt: skip
+    otlp_queue_size: int = setting(
+        integer(1, 1_000_000), 8192,
+        "Spans that wait for the collector; what comes beyond them is lost and counted.", group=TRACES,
     )  # fmt: skip
 
     graceful_termination_timeout: float = setting(
@@ -365,6 +409,9 @@ class Settings:
                 f"--hostname {self.hostname} is open to a network, where anybody could call: give --api-key (API_KEY) "
                 "or --api-key-file, or allow it with --allow-unauthenticated"
             )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, other = ("--tls-cert", "--tls-key") if self.tls_key is None else ("--tls-key", "--tls-cert")
+            raise SettingsError(f"{given} needs {other}: TLS takes a certificate and the key that belongs to it")
         if self.num_shard > 1:
             raise SettingsError(f"--num-shard {self.num_shard} is not supported in this version; leave it out")
         if self.device == "cuda" and not isinstance(self.kv_memory, int):

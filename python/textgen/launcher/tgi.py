@@ -29,14 +29,12 @@ UNAVAILABLE: dict[str, str] = {
     "ngrok": "tunnels are not part of the server; leave it out",
     "ngrok-authtoken": "tunnels are not part of the server; leave it out",
     "ngrok-edge": "tunnels are not part of the server; leave it out",
-    "otlp-endpoint": _LATER,
-    "otlp-service-name": _LATER,
     "usage-stats": "no usage statistics are ever sent; leave it out",
     "env": _LATER,
 }
 """Flag, without dashes in front, to why it is refused and what to do instead."""
 
-_ALARMING = ("kv-cache-dtype", "speculate", "lora-adapters", "otlp-endpoint")
+_ALARMING = ("kv-cache-dtype", "speculate", "lora-adapters")
 
 
 def ignored_variables(environ: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from textgen.launcher.arguments import settings_from
 from textgen.launcher.errors import SettingsError
-from textgen.launcher.settings import NETWORK, Settings, group_of
+from textgen.launcher.settings import NETWORK, TRACES, Settings, group_of
 from textgen.llm.engine import Engine
 from textgen.llm.prompts import Body
 from textgen.llm.replies import Account
@@ -70,7 +70,7 @@ def library_settings(model: str | None, given: dict[str, Any]) -> Settings:
         name = SYNONYMS.get(said, said)
         if name in values:
             raise SettingsError(f"{said} and {name} are two names of one setting; give only one of them")
-        if group_of(name) == NETWORK or name in _OF_CLIENTS:
+        if group_of(name) in (NETWORK, TRACES) or name in _OF_CLIENTS:
             raise SettingsError(f"{said} is a setting of the server and has no meaning here; leave it out")
         values[name] = value
     return settings_from(DEFAULTS | values)

@@ -1,16 +1,16 @@
-//! gRPC's connections: HTTP/2 without TLS, behind the same kind of door as HTTP's.
+//! gRPC's connections: HTTP/2, with TLS where HTTP has it, behind the same kind of door.
 
 use std::future::Future;
-use std::io::{self, Cursor};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::Either;
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::server::conn::http2::Connection;
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::OwnedSemaphorePermit;
 use tower::{Service, service_fn};
@@ -18,35 +18,70 @@ use tower_http::timeout::TimeoutBody;
 
 use super::health::{HealthService, PATHS, health_service};
 use super::service::{Server, service};
-use crate::http::{AppState, Door};
+use crate::http::tls::{Port, Tls, TlsStream};
+use crate::http::{AppState, Door, http2};
 
-/// What an HTTP/2 connection begins with.
-const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Most bytes of a call's headers.
-const MAX_HEAD: u32 = 64 << 10;
 /// The call whose requests may come one by one, with any time between them.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// Serves until `shutdown` ends, then lets what runs finish. Connections are tasks of the runtime: ending it stops them at once.
-pub async fn serve(listener: TcpListener, state: AppState, shutdown: impl Future<Output = ()> + Send + 'static) {
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<Tls>>,
+    state: AppState,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) {
     let door = Arc::new(Door::new(&state));
-    let calls = u32::try_from(state.settings.max_concurrent_requests.max(1)).unwrap_or(u32::MAX);
-    let patience = state.patience.body;
-    let services = (service(state.clone()), health_service(state));
-    let connection = |stream, place| connection(stream, Arc::clone(&door), place, services.clone(), calls, patience);
+    let calls = Calls {
+        most: state.settings.max_concurrent_requests,
+        patience: state.patience.body,
+        service: service(state.clone()),
+        health: health_service(state),
+    };
+    let connection = |stream, place| {
+        let (door, calls) = (Arc::clone(&door), calls.clone());
+        match &tls {
+            None => Either::Left(plain(stream, door, place, calls)),
+            // Boxed: a connection without TLS shall not be as large as one with it.
+            Some(tls) => Either::Right(Box::pin(secured(tls.accept(stream, Port::Grpc), door, place, calls))),
+        }
+    };
     door.serve(listener, shutdown, connection).await;
 }
 
-/// One connection. `calls`: how many it may carry at once; `patience`: how long one may keep silent in the middle of its request.
-async fn connection(
-    stream: TcpStream,
+/// What answers the calls of a connection.
+#[derive(Clone)]
+struct Calls {
+    /// How many it may carry at once.
+    most: usize,
+    /// How long one may keep silent in the middle of its request.
+    patience: Duration,
+    service: Server,
+    health: HealthService,
+}
+
+/// One connection without TLS.
+async fn plain(stream: TcpStream, door: Arc<Door>, place: OwnedSemaphorePermit, calls: Calls) {
+    answer(stream, &door, calls).await;
+    drop(place);
+}
+
+/// One connection with TLS.
+async fn secured(
+    handshake: impl Future<Output = Option<TlsStream<TcpStream>>>,
     door: Arc<Door>,
     place: OwnedSemaphorePermit,
-    (service, health): (Server, HealthService),
-    calls: u32,
-    patience: Duration,
+    calls: Calls,
 ) {
-    let Ok(Ok(stream)) = tokio::time::timeout(door.head_timeout, begun(stream)).await else { return };
+    if let Some(Some(stream)) = door.while_open(handshake).await {
+        answer(stream, &door, calls).await;
+    }
+    drop(place);
+}
+
+async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, door: &Door, calls: Calls) {
+    let Some(stream) = door.begun(stream).await else { return };
+    let Calls { most, patience, service, health } = calls;
     let service = service_fn(move |request: Request<Incoming>| {
         let (mut service, mut health) = (service.clone(), health.clone());
         async move {
@@ -58,24 +93,6 @@ async fn connection(
             if is_health { health.call(request).await } else { service.call(request).await }
         }
     });
-    let serving = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .keep_alive_interval(door.head_timeout)
-        .keep_alive_timeout(door.head_timeout)
-        .max_concurrent_streams(calls)
-        .max_header_list_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-    door.drive(serving, http2::Connection::graceful_shutdown).await;
-    drop(place);
-}
-
-/// The connection, once it has begun as HTTP/2 does: the library would wait for that for ever.
-async fn begun(stream: TcpStream) -> io::Result<impl AsyncRead + AsyncWrite + Unpin> {
-    let (mut read, write) = stream.into_split();
-    let mut preface = [0; PREFACE.len()];
-    read.read_exact(&mut preface).await?;
-    if &preface != PREFACE {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    Ok(tokio::io::join(Cursor::new(preface).chain(read), write))
+    let serving = http2::builder(door, most).serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    door.drive(serving, Connection::graceful_shutdown).await;
 }

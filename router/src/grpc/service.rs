@@ -1,5 +1,6 @@
 //! The service: every call ends in what HTTP's routes of the same protocol do.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
@@ -18,13 +19,14 @@ use super::proto::{
 use super::status::status;
 use crate::http::AppState;
 use crate::http::errors::{ApiError, Dialect};
-use crate::http::gate::KeyLimits;
 use crate::http::generation::Running;
 use crate::http::inference::answer::{self, Opened, Pieces};
 use crate::http::inference::request::Asked;
 use crate::http::inference::{EXTENSIONS, ModelMetadata, SERVER, check_model};
+use crate::http::keys::Admitted;
 use crate::http::ops;
 use crate::http::standing::Caller;
+use crate::traces::Trace;
 
 /// The service as a tower service.
 pub type Server = GrpcInferenceServiceServer<InferenceService>;
@@ -86,7 +88,7 @@ impl GrpcInferenceService for InferenceService {
         let headers = request.metadata().as_ref().clone();
         let until = deadline(&headers);
         let infer = async {
-            let caller = self.caller(&headers)?.no_later_than(until);
+            let caller = self.caller(&headers)?.no_later_than(until).traced(self.trace("ModelInfer", &headers));
             let (head, asked) = self.asked(request.into_inner());
             let opened = answer::open(&self.state, caller, asked?.and_then(Asked::whole), false).await?;
             let (_, outputs) = answer::whole(&self.state, opened).await?;
@@ -116,14 +118,21 @@ impl GrpcInferenceService for InferenceService {
 }
 
 impl InferenceService {
-    /// What a call's key may have at once.
-    fn admit<T>(&self, request: &Request<T>) -> Result<KeyLimits, ApiError> {
+    /// What is known of who calls.
+    fn admit<T>(&self, request: &Request<T>) -> Result<Admitted, ApiError> {
         self.state.ring.admit(request.metadata().as_ref())
     }
 
     fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
-        let limits = self.state.ring.admit(headers)?;
-        Ok(Caller::of(headers, &self.state)?.within(limits))
+        let admitted = self.state.ring.admit(headers)?;
+        Ok(Caller::of(headers, &self.state)?.known_as(admitted))
+    }
+
+    fn trace(&self, call: &str, headers: &HeaderMap) -> Option<Arc<Trace>> {
+        self.state
+            .traces
+            .as_ref()
+            .map(|traces| traces.begin(&format!("inference.GRPCInferenceService/{call}"), headers))
     }
 
     async fn ready(&self) -> bool {
@@ -176,7 +185,7 @@ impl InferenceService {
         headers: &HeaderMap,
         until: Option<Instant>,
     ) -> Result<Answers, ApiError> {
-        let caller = self.caller(headers)?.no_later_than(until);
+        let caller = self.caller(headers)?.no_later_than(until).traced(self.trace("ModelStreamInfer", headers));
         let asked = asked?;
         let streamed = asked.as_ref().is_ok_and(|asked| asked.stream == Some(true));
         let empty_final = asked.as_ref().is_ok_and(|asked| asked.empty_final);

@@ -18,6 +18,7 @@ use crate::output::{Piece, TextParams, TextStream};
 use crate::request::SamplingParams;
 use crate::scheduler::{FinishedBy, Hypothesis};
 use crate::shard::handle::{EngineStatus, Event, Finish, Generation, PromptScore, Token};
+use crate::traces::Stage;
 
 /// Time after which one that goes on asks for room again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -166,7 +167,8 @@ impl Admission {
     /// # Errors
     /// `Loading`, `Draining` or `Refused`.
     pub async fn enter(state: &AppState, caller: Caller, sequences: usize) -> Result<Self, ApiError> {
-        let call = state.metrics.requests.begin(sequences);
+        let tokens = state.metrics.tokens.of(caller.name());
+        let call = state.metrics.requests.begin(sequences, tokens, caller.trace());
         match Self::room(state, &caller, sequences).await {
             Ok((permits, place)) => Ok(Self { state: state.clone(), call, caller, permits, place }),
             Err(error) => Err(failed(&call, error)),
@@ -239,7 +241,7 @@ impl Admission {
                 Ok(mut runs) => {
                     let mut run = runs.pop().ok_or(ApiError::Incomplete)?;
                     // Not the call's first token: it comes so long after the last one.
-                    run.last_token = Some(Instant::now());
+                    (run.generated.first, run.generated.last) = (Some(Instant::now()), Some(Instant::now()));
                     return Ok(run.keeping_room());
                 }
             }
@@ -282,6 +284,7 @@ impl Admission {
                 return Err(error.into());
             }
         };
+        self.call.submitted(shared.facts.input_length);
         self.call.unreported(sequences - reported);
         // A search keeps the room of all its beams as long as its first answer is awaited, which is as long as it runs.
         let unreported = places.split_off(reported.min(places.len()));
@@ -295,9 +298,13 @@ impl Admission {
 
     /// Validates a request, and then compiles its grammar if it has one.
     async fn prepare(&self, request: GenerationRequest) -> Result<Prepared, ApiError> {
+        let begun = Instant::now();
         let mut prepared = self.state.preparer.prepare(request).await?;
+        self.call.passed(Stage::Tokenize, begun);
         if let Some(WantedGrammar { source, thoughts, fields }) = &prepared.grammar {
+            let begun = Instant::now();
             let guide = self.state.grammars.guide(source.clone(), thoughts.as_ref()).await;
+            self.call.passed(Stage::Grammar, begun);
             prepared.request.grammar = Some(guide.map_err(|error| ApiError::from(error).about_shape(fields))?);
         }
         Ok(prepared)
@@ -317,10 +324,9 @@ impl Admission {
             max_new_tokens: shared.max_new_tokens,
             prompt_scores: Vec::new(),
             cached_tokens: 0,
-            generated: 0,
+            generated: Generated { tokens: 0, first: None, last: None, call: Arc::clone(&self.call) },
             queue: Duration::ZERO,
             started: None,
-            last_token: None,
             call: Arc::clone(&self.call),
             gate: Arc::clone(&self.state.gate),
             room: self.permits.split(places.len()).map(|permits| (permits, places)),
@@ -404,16 +410,30 @@ pub struct Running {
     max_new_tokens: u32,
     prompt_scores: Vec<Option<PromptScore>>,
     cached_tokens: u32,
-    generated: u32,
+    generated: Generated,
     queue: Duration,
     started: Option<Instant>,
-    last_token: Option<Instant>,
     call: Arc<Call>,
     gate: Arc<Gate>,
     /// Its permits and its places, until it ends.
     room: Option<(OwnedSemaphorePermit, Vec<Place>)>,
     /// Whether it keeps them when it ends.
     keeps_room: bool,
+}
+
+/// What a sequence has got, which is counted when it is over, however it ends.
+#[derive(Debug)]
+struct Generated {
+    tokens: u32,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    call: Arc<Call>,
+}
+
+impl Drop for Generated {
+    fn drop(&mut self) {
+        self.call.generated(self.tokens, self.first, self.last);
+    }
 }
 
 impl Running {
@@ -451,7 +471,7 @@ impl Running {
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Step, ApiError>>> {
         loop {
             if let Some((token, finish)) = self.answer.pop_front() {
-                self.generated += 1;
+                self.generated.tokens += 1;
                 return Poll::Ready(Some(Ok(self.on_token(token, finish))));
             }
             let Some(generation) = self.generation.as_mut() else { return Poll::Ready(None) };
@@ -512,7 +532,7 @@ impl Running {
     }
 
     fn inference(&self) -> Duration {
-        match (self.started, self.last_token) {
+        match (self.started, self.generated.last) {
             (Some(started), Some(last)) => last.saturating_duration_since(started),
             _ => Duration::ZERO,
         }
@@ -521,10 +541,11 @@ impl Running {
     fn on_started(&mut self, queued: Duration, cached_tokens: u32) {
         // A sequence that is computed again after a shard died starts again; the first time counts.
         if self.started.is_none() {
-            self.started = Some(Instant::now());
+            let now = Instant::now();
+            self.started = Some(now);
             self.queue = queued;
             self.cached_tokens = cached_tokens;
-            self.call.started(queued);
+            self.call.started(now, queued);
         }
     }
 
@@ -544,8 +565,8 @@ impl Running {
         };
         if reason.is_some() {
             self.end();
-            self.call.sequence_finished(self.inference(), self.generated);
-            self.gate.finished(self.generated, self.max_new_tokens);
+            self.call.sequence_finished(self.inference(), self.generated.tokens);
+            self.gate.finished(self.generated.tokens, self.max_new_tokens);
         }
         let stopped_by = if piece.stopped { self.text.stopped_by().map(Box::from) } else { None };
         let prompt_scores = if self.streamed { std::mem::take(&mut self.prompt_scores) } else { Vec::new() };
@@ -555,8 +576,8 @@ impl Running {
     /// The tokens of a search come at once: there is no time between them.
     fn on_answer(&mut self, answer: Hypothesis) {
         let now = Instant::now();
-        self.call.first_token(now);
-        self.last_token = Some(now);
+        self.call.first_token(now, self.started);
+        (self.generated.first, self.generated.last) = (Some(now), Some(now));
         let finish = match answer.finished_by {
             FinishedBy::Length => Finish::Length,
             FinishedBy::StopToken => Finish::StopToken,
@@ -579,11 +600,14 @@ impl Running {
 
     fn observe_token(&mut self) {
         let now = Instant::now();
-        match self.last_token.replace(now) {
-            None => self.call.first_token(now),
+        match self.generated.last.replace(now) {
+            None => {
+                self.generated.first = Some(now);
+                self.call.first_token(now, self.started);
+            }
             Some(before) => self.call.next_token(now.duration_since(before)),
         }
-        self.generated += 1;
+        self.generated.tokens += 1;
     }
 
     fn on_error(&mut self, error: ApiError) -> ApiError {

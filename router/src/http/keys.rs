@@ -2,11 +2,10 @@
 //! constant time, and read again when their file changes.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::HeaderMap;
@@ -19,11 +18,18 @@ use sha2::{Digest, Sha256};
 use super::clouds::asks_health;
 use super::errors::ApiError;
 use super::gate::KeyLimits;
+use super::stamp::Stamp;
 use super::standing::{Inside, api_key};
 use super::state::AppState;
+use crate::metrics::NO_KEY;
 use crate::secret::Secret;
 use crate::settings::Settings;
 
+/// The name of the key of `--api-key`, and of all keys of a file that have none.
+const GIVEN: &str = "api-key";
+const UNNAMED: &str = "unnamed";
+/// Longest name of a key, in characters.
+const MAX_NAME: usize = 64;
 /// Largest file of keys, in bytes.
 const MAX_FILE: u64 = 4 << 20;
 
@@ -54,18 +60,32 @@ struct Held {
     entries: Arc<[Entry]>,
 }
 
-/// Tells one state of a file from another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Stamp {
-    inode: u64,
-    length: u64,
-    modified: (i64, i64),
-}
-
-#[derive(Clone, Copy)]
 struct Entry {
     hash: Hash,
-    limits: KeyLimits,
+    admitted: Admitted,
+}
+
+/// What is known of one who was let in.
+#[derive(Debug, Clone)]
+pub struct Admitted {
+    /// What it may have at once.
+    pub limits: KeyLimits,
+    /// What its key is called, in metrics and by people; never the key.
+    pub name: Arc<str>,
+}
+
+impl Admitted {
+    fn called(name: &str, limits: KeyLimits) -> Self {
+        Self { limits, name: name.into() }
+    }
+}
+
+impl Default for Admitted {
+    /// One whom nobody asks for a key.
+    fn default() -> Self {
+        static ANYBODY: LazyLock<Arc<str>> = LazyLock::new(|| NO_KEY.into());
+        Self { limits: KeyLimits::default(), name: Arc::clone(&ANYBODY) }
+    }
 }
 
 /// The file, as people write it.
@@ -78,9 +98,8 @@ struct Document {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
-    /// Whose it is: for people alone.
-    #[serde(rename = "name")]
-    _name: Option<String>,
+    /// Whose it is, for people and metrics.
+    name: Option<String>,
     key: Option<Secret>,
     sha256: Option<String>,
     max_requests: Option<usize>,
@@ -103,7 +122,7 @@ impl KeyRing {
         let secret = rand::random();
         let given = settings.api_key.as_ref().map(|key| Entry {
             hash: hashed(&secret, &Sha256::digest(key.reveal().as_bytes()).into()),
-            limits: KeyLimits::default(),
+            admitted: Admitted::called(GIVEN, KeyLimits::default()),
         });
         let read = |path: &PathBuf| {
             let read = read(path, &secret).map_err(|reason| KeyFileError { path: path.clone(), reason })?;
@@ -119,28 +138,27 @@ impl KeyRing {
         self.given.is_some() || self.file.is_some()
     }
 
-    /// What the sender of these headers may have at once; nothing is said of it where no key is needed.
+    /// What is known of the sender of these headers; nothing where no key is needed.
     ///
     /// # Errors
     /// `Unauthorized` when a key is needed and this is none.
-    pub fn admit(&self, headers: &HeaderMap) -> Result<KeyLimits, ApiError> {
+    pub fn admit(&self, headers: &HeaderMap) -> Result<Admitted, ApiError> {
         if !self.needed() {
-            return Ok(KeyLimits::default());
+            return Ok(Admitted::default());
         }
         let key = api_key(headers).ok_or(ApiError::Unauthorized)?;
         let hash = hashed(&self.secret, &Sha256::digest(key).into());
         let entries = self.file.as_ref().map(|file| Arc::clone(&file.lock().entries));
         // Every entry is looked at, and `Hash` takes the same time to compare whatever it finds.
         let all = self.given.iter().chain(entries.iter().flat_map(|entries| entries.iter()));
-        let found = all.fold(None, |found, entry| if entry.hash == hash { Some(entry.limits) } else { found });
-        found.ok_or(ApiError::Unauthorized)
+        let found = all.fold(None, |found, entry| if entry.hash == hash { Some(&entry.admitted) } else { found });
+        found.cloned().ok_or(ApiError::Unauthorized)
     }
 
     /// Reads the file again if it has changed. One that cannot be used changes nothing: the log says why.
     pub fn refresh(&self) {
         let Some(file) = &self.file else { return };
-        let before = file.lock().stamp;
-        if fs::metadata(&file.path).is_ok_and(|now| Stamp::of(&now) == before) {
+        if Stamp::now(&file.path) == file.lock().stamp {
             return;
         }
         match read(&file.path, &self.secret) {
@@ -150,7 +168,7 @@ impl KeyRing {
             }
             Err(reason) => {
                 // Said once for each state of the file.
-                let now = fs::metadata(&file.path).map(|now| Stamp::of(&now)).unwrap_or_default();
+                let now = Stamp::now(&file.path);
                 let mut kept = file.read.write().unwrap_or_else(PoisonError::into_inner);
                 if kept.stamp != now {
                     kept.stamp = now;
@@ -164,12 +182,6 @@ impl KeyRing {
 impl KeyFile {
     fn lock(&self) -> std::sync::RwLockReadGuard<'_, Held> {
         self.read.read().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Stamp {
-    fn of(metadata: &fs::Metadata) -> Self {
-        Self { inode: metadata.ino(), length: metadata.len(), modified: (metadata.mtime(), metadata.mtime_nsec()) }
     }
 }
 
@@ -220,8 +232,12 @@ impl Written {
         if self.max_requests == Some(0) || self.max_tokens == Some(0) {
             return Err("`max_requests` and `max_tokens` must be at least 1");
         }
+        let name = self.name.as_deref().unwrap_or(UNNAMED);
+        if name.is_empty() || name.chars().count() > MAX_NAME {
+            return Err("`name` must have from 1 to 64 characters");
+        }
         let limits = KeyLimits { requests: self.max_requests, tokens: self.max_tokens };
-        Ok(Entry { hash: hashed(secret, &digest), limits })
+        Ok(Entry { hash: hashed(secret, &digest), admitted: Admitted::called(name, limits) })
     }
 }
 
@@ -250,8 +266,8 @@ pub async fn required(State(state): State<AppState>, mut request: Request, next:
         return next.run(request).await;
     }
     match state.ring.admit(request.headers()) {
-        Ok(limits) => {
-            request.extensions_mut().insert(limits);
+        Ok(admitted) => {
+            request.extensions_mut().insert(admitted);
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -266,7 +282,7 @@ mod tests {
 
     fn written(json: &str) -> Result<Vec<KeyLimits>, String> {
         let document: Document = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        document.keys.iter().map(|key| Ok(key.entry(&SECRET)?.limits)).collect()
+        document.keys.iter().map(|key| Ok(key.entry(&SECRET)?.admitted.limits)).collect()
     }
 
     #[test]
@@ -292,6 +308,7 @@ mod tests {
             (r#"{"keys": [{"key": " a"}]}"#, "space"),
             (r#"{"keys": [{"sha256": "12"}]}"#, "64 hexadecimal"),
             (r#"{"keys": [{"key": "a", "max_requests": 0}]}"#, "at least 1"),
+            (r#"{"keys": [{"key": "a", "name": ""}]}"#, "1 to 64"),
             (r#"{"keys": [{"key": "a", "limit": 1}]}"#, "unknown field"),
             (r#"{"key": "a"}"#, "unknown field"),
         ] {

@@ -1,5 +1,7 @@
 //! What happens around every handler: request ids, error bodies, counting.
 
+use std::sync::Arc;
+
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
@@ -15,12 +17,23 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The same, where Anthropic's clients look for it.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
+/// What is asked many times a minute by who watches the server is no news in traces.
+const QUIET: [&str; 6] = ["/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready", "/metrics"];
+
 /// Ends every answer: renders an error in its route's dialect, names the request, counts it.
-pub async fn finish(State(state): State<AppState>, request: Request, next: Next) -> Response {
+pub async fn finish(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let id = request_id(&request);
     let dialect = Dialect::of_path(request.uri().path());
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
+    let trace = match &state.traces {
+        Some(traces) if !QUIET.contains(&request.uri().path()) => {
+            let trace = traces.begin(method.as_str(), request.headers());
+            request.extensions_mut().insert(Arc::clone(&trace));
+            Some(trace)
+        }
+        _ => None,
+    };
 
     let mut response = next.run(request).await;
     // Where bodies of several dialects arrive, the handler knows better than the path.
@@ -28,7 +41,8 @@ pub async fn finish(State(state): State<AppState>, request: Request, next: Next)
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         // What a client or a load balancer is told many times a second is no news to the operator.
         if error.is_fault() {
-            tracing::warn!(request_id = ?id, %method, %error, "failed");
+            let trace_id = trace.as_ref().map(|trace| trace.id());
+            tracing::warn!(request_id = ?id, trace_id, %method, %error, "failed");
         } else {
             tracing::debug!(request_id = ?id, %method, %error, "refused");
         }
@@ -42,7 +56,10 @@ pub async fn finish(State(state): State<AppState>, request: Request, next: Next)
     let route = route.or(response.extensions_mut().remove::<MatchedPath>());
     let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
     state.metrics.http.answered(route, response.status().as_u16());
-    response
+    match trace {
+        Some(trace) => trace.answered(method.as_str(), route, response),
+        None => response,
+    }
 }
 
 /// Tells `finish` which route of a router below it was.

@@ -8,16 +8,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
+use futures::future::Either;
+use hyper::server::conn::{http1, http2 as h2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt::set_tcp_user_timeout;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
+use super::http2::{self, Begun};
 use super::state::AppState;
+use super::tls::{H2, Port, Tls, TlsStream};
 
-/// Samples of histograms are folded, and the file of keys looked at, this often.
+/// Samples of histograms are folded, and the files of keys and certificates looked at, this often.
 const UPKEEP: Duration = Duration::from_secs(1);
 /// Rest after an accept that failed: the cause (no descriptors, no memory) is rarely gone at once.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -31,14 +35,23 @@ const MAX_HEAD: usize = 64 << 10;
 /// None today: an accept that fails is tried again.
 pub async fn serve(
     listener: TcpListener,
+    tls: Option<Arc<Tls>>,
     state: AppState,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let upkeep = upkeep(state.clone());
+    let upkeep = upkeep(state.clone(), tls.clone());
     let door = Arc::new(Door::new(&state));
+    let calls = state.settings.max_concurrent_requests;
     let app = super::app(state);
-    let serving =
-        door.serve(listener, shutdown, |stream, place| connection(stream, Arc::clone(&door), place, app.clone()));
+    let connection = |stream, place| {
+        let (door, app) = (Arc::clone(&door), app.clone());
+        match &tls {
+            None => Either::Left(plain(stream, door, place, app)),
+            // Boxed: a connection without TLS shall not be as large as one with it.
+            Some(tls) => Either::Right(Box::pin(secured(tls.accept(stream, Port::Http), door, place, app, calls))),
+        }
+    };
+    let serving = door.serve(listener, shutdown, connection);
     tokio::select! {
         () = serving => {}
         () = upkeep => {}
@@ -46,13 +59,16 @@ pub async fn serve(
     Ok(())
 }
 
-/// Keeps metrics small and keys up to date, for ever.
-pub async fn upkeep(state: AppState) {
+/// Keeps metrics small, and keys and certificates up to date, for ever.
+pub async fn upkeep(state: AppState, tls: Option<Arc<Tls>>) {
     let mut ticks = tokio::time::interval(UPKEEP);
     loop {
         ticks.tick().await;
         state.metrics.run_upkeep();
         state.ring.refresh();
+        if let Some(tls) = &tls {
+            tls.refresh();
+        }
     }
 }
 
@@ -126,6 +142,26 @@ impl Door {
         }
     }
 
+    /// A connection of HTTP/2 that has begun in time.
+    pub async fn begun<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> Option<Begun<S>> {
+        let begun = tokio::time::timeout(self.head_timeout, http2::begun(stream));
+        self.while_open(begun).await?.ok()?.ok()
+    }
+
+    /// What comes of the beginning of a connection; `None` when the door closes before it is over.
+    pub async fn while_open<T>(&self, beginning: impl Future<Output = T>) -> Option<T> {
+        let mut closed = pin!(self.closed.notified());
+        closed.as_mut().enable();
+        if self.closing.load(Ordering::Acquire) {
+            return None;
+        }
+        tokio::select! {
+            biased;
+            begun = beginning => Some(begun),
+            () = closed => None,
+        }
+    }
+
     /// Tells every connection to end after the answer it is at, and waits until all have.
     async fn close(&self) {
         self.closing.store(true, Ordering::Release);
@@ -173,8 +209,31 @@ fn tune(connection: &TcpStream, patience: u32) -> io::Result<()> {
     Ok(set_tcp_user_timeout(connection, patience)?)
 }
 
-/// One connection, from its first request to its last.
-async fn connection(stream: TcpStream, door: Arc<Door>, place: OwnedSemaphorePermit, app: Router) {
+/// One connection without TLS, from its first request to its last.
+async fn plain(stream: TcpStream, door: Arc<Door>, place: OwnedSemaphorePermit, app: Router) {
+    serve_http1(stream, &door, app).await;
+    drop(place);
+}
+
+/// One connection with TLS, which may carry `calls` at once where it is HTTP/2.
+async fn secured(
+    handshake: impl Future<Output = Option<TlsStream<TcpStream>>>,
+    door: Arc<Door>,
+    place: OwnedSemaphorePermit,
+    app: Router,
+    calls: usize,
+) {
+    if let Some(Some(stream)) = door.while_open(handshake).await {
+        if stream.get_ref().1.alpn_protocol() == Some(H2) {
+            serve_http2(stream, &door, app, calls).await;
+        } else {
+            serve_http1(stream, &door, app).await;
+        }
+    }
+    drop(place);
+}
+
+async fn serve_http1<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, door: &Door, app: Router) {
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(door.head_timeout)
@@ -183,5 +242,15 @@ async fn connection(stream: TcpStream, door: Arc<Door>, place: OwnedSemaphorePer
         .writev(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
     door.drive(serving, http1::Connection::graceful_shutdown).await;
-    drop(place);
+}
+
+async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    door: &Door,
+    app: Router,
+    calls: usize,
+) {
+    let Some(stream) = door.begun(stream).await else { return };
+    let serving = http2::builder(door, calls).serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+    door.drive(serving, h2::Connection::graceful_shutdown).await;
 }

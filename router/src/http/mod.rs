@@ -11,6 +11,7 @@ mod extract;
 pub mod gate;
 pub mod generation;
 mod headers;
+pub mod http2;
 pub mod inference;
 pub mod keys;
 pub mod layers;
@@ -24,8 +25,10 @@ pub mod ops;
 pub mod responses;
 mod shard_ops;
 mod sse;
+mod stamp;
 pub mod standing;
 pub mod state;
+pub mod tls;
 
 use std::sync::Arc;
 
@@ -44,6 +47,7 @@ use self::openai::{async_tools, chat, completions};
 pub use self::shard_ops::ShardOps;
 pub use self::state::{AppState, Patience};
 use crate::settings::Settings;
+use crate::traces::{TRACEPARENT, TRACESTATE};
 
 /// Every route of the server.
 pub fn app(state: AppState) -> Router {
@@ -115,7 +119,9 @@ fn cors(settings: &Settings) -> CorsLayer {
             standing::PRIORITY,
             standing::TIMEOUT,
             inference::wire::HEADER_LENGTH,
+            TRACEPARENT,
+            TRACESTATE,
         ])
-        .expose_headers([layers::REQUEST_ID, header::RETRY_AFTER, inference::wire::HEADER_LENGTH])
+        .expose_headers([layers::REQUEST_ID, header::RETRY_AFTER, inference::wire::HEADER_LENGTH, TRACEPARENT])
         .allow_origin(origins)
 }

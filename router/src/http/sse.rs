@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use super::errors::{ApiError, Dialect};
 use super::generation::{Facts, Running, Step};
 use super::headers;
 use super::state::AppState;
+use crate::metrics::RequestMetrics;
 
 /// Nginx and its kin pass a stream on unbuffered when they see this.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -221,6 +223,8 @@ pub async fn respond<S: Source, T: Translate<S::Item>>(
         runs: runs.into_iter().map(Some).collect(),
         translate,
         events: Events::default(),
+        first: First::Awaited,
+        metrics: Arc::clone(&state.metrics.requests),
         ended: false,
         keep_alive: state.patience.keep_alive,
         written: Instant::now(),
@@ -249,12 +253,22 @@ fn describe(head: &mut HeaderMap, content_type: &'static str) {
     head.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
 }
 
+/// Where the first token of a stream is.
+#[derive(Clone, Copy)]
+enum First {
+    Awaited,
+    Came(Instant),
+    Sent,
+}
+
 /// The body of a stream.
 struct EventBody<S, T> {
     /// `None` where a sequence has ended.
     runs: Vec<Option<S>>,
     translate: T,
     events: Events,
+    first: First,
+    metrics: Arc<RequestMetrics>,
     /// Whether the last event is in the buffer, or was.
     ended: bool,
     keep_alive: Duration,
@@ -290,6 +304,9 @@ impl<S: Source, T: Translate<S::Item>> EventBody<S, T> {
                     return Ok(());
                 }
                 let Poll::Ready(step) = run.poll_next(context) else { break };
+                if matches!(self.first, First::Awaited) {
+                    self.first = First::Came(Instant::now());
+                }
                 match step {
                     Some(step) => self.translate.step(index, step?, &mut self.events),
                     None => *place = None,
@@ -355,6 +372,10 @@ impl<S: Source, T: Translate<S::Item>> http_body::Body for EventBody<S, T> {
         }
         if !this.events.0.is_empty() {
             this.written = Instant::now();
+            if let First::Came(at) = this.first {
+                this.first = First::Sent;
+                this.metrics.first_sent(this.written - at);
+            }
             return Poll::Ready(Some(Ok(Frame::data(this.events.take()))));
         }
         if this.ended {

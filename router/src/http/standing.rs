@@ -1,6 +1,7 @@
 //! Who calls, how urgent a call is and how long it may take: from headers and body to a request's standing.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::FromRequestParts;
@@ -9,10 +10,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use super::errors::ApiError;
 use super::gate::KeyLimits;
+use super::keys::Admitted;
 use super::state::AppState;
 use crate::input::Parameters;
 use crate::request::Standing;
 use crate::scheduler::{CacheKey, Priority, TenantId};
+use crate::traces::Trace;
 
 /// An API key, for clients that do not send `authorization`.
 pub const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -60,7 +63,8 @@ impl fmt::Debug for KeyHasher {
 pub struct Caller {
     /// The hash of its API key; `None` is anonymous.
     key: Option<[u8; 32]>,
-    limits: KeyLimits,
+    admitted: Admitted,
+    trace: Option<Arc<Trace>>,
     priority: Priority,
     deadline: Option<Instant>,
     waits: bool,
@@ -81,9 +85,10 @@ impl FromRequestParts<AppState> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        let limits = parts.extensions.get::<KeyLimits>().copied().unwrap_or_default();
+        let admitted = parts.extensions.get::<Admitted>().cloned().unwrap_or_default();
         let waits = parts.extensions.get::<Inside>().is_some();
-        Ok(Self { waits, limits, ..Self::of(&parts.headers, state)? })
+        let trace = parts.extensions.get::<Arc<Trace>>().cloned();
+        Ok(Self { waits, admitted, trace, ..Self::of(&parts.headers, state)? })
     }
 }
 
@@ -99,7 +104,8 @@ impl Caller {
         let patience = asked.map_or(most, |asked| Some(most.map_or(asked, |most| most.min(asked))));
         Ok(Self {
             key: api_key(headers).map(|key| state.keys.hash(key)),
-            limits: KeyLimits::default(),
+            admitted: Admitted::default(),
+            trace: None,
             priority: headers.get(PRIORITY).map_or(Ok(0), |value| header_priority(value.as_bytes()))?,
             deadline: patience.and_then(|patience| Instant::now().checked_add(patience)),
             waits: false,
@@ -108,8 +114,8 @@ impl Caller {
 
     /// This process itself, which is in no hurry and has no key.
     #[must_use]
-    pub const fn inside() -> Self {
-        Self { key: None, limits: KeyLimits { requests: None, tokens: None }, priority: 0, deadline: None, waits: true }
+    pub fn inside() -> Self {
+        Self { key: None, admitted: Admitted::default(), trace: None, priority: 0, deadline: None, waits: true }
     }
 
     /// Whether it would rather wait for room than be refused.
@@ -139,13 +145,31 @@ impl Caller {
     /// What its key may have in the house at once, where that is not what all keys may.
     #[must_use]
     pub const fn limits(&self) -> KeyLimits {
-        self.limits
+        self.admitted.limits
     }
 
-    /// The same caller, whose key may have so much in the house at once.
+    /// What its key is called in metrics.
     #[must_use]
-    pub fn within(self, limits: KeyLimits) -> Self {
-        Self { limits, ..self }
+    pub fn name(&self) -> &str {
+        &self.admitted.name
+    }
+
+    /// Where what becomes of the call is written down.
+    #[must_use]
+    pub fn trace(&self) -> Option<Arc<Trace>> {
+        self.trace.clone()
+    }
+
+    /// The same caller, of whose call this is the trace.
+    #[must_use]
+    pub fn traced(self, trace: Option<Arc<Trace>>) -> Self {
+        Self { trace, ..self }
+    }
+
+    /// The same caller, of whom so much is known.
+    #[must_use]
+    pub fn known_as(self, admitted: Admitted) -> Self {
+        Self { admitted, ..self }
     }
 
     /// Whose what is kept for later is; `None` is everyone without a key.
@@ -242,7 +266,14 @@ mod tests {
 
     #[tokio::test]
     async fn what_outlasts_the_deadline_is_given_up() {
-        let caller = |deadline| Caller { key: None, limits: KeyLimits::default(), priority: 0, deadline, waits: false };
+        let caller = |deadline| Caller {
+            key: None,
+            admitted: Admitted::default(),
+            trace: None,
+            priority: 0,
+            deadline,
+            waits: false,
+        };
         let past = caller(Some(Instant::now()));
         let held = std::sync::Arc::new(());
         let holder = std::sync::Arc::clone(&held);
@@ -290,7 +321,8 @@ mod tests {
         let hasher = KeyHasher::new();
         let standing = |key: Option<&[u8]>, salt: Option<&str>| {
             let key = key.map(|key| hasher.hash(key));
-            let caller = Caller { key, limits: KeyLimits::default(), priority: 0, deadline: None, waits: false };
+            let caller =
+                Caller { key, admitted: Admitted::default(), trace: None, priority: 0, deadline: None, waits: false };
             let parameters = Parameters { cache_salt: salt.map(str::to_owned), ..Parameters::default() };
             caller.standing(&parameters).unwrap()
         };

@@ -20,6 +20,7 @@ use crate::metrics::Metrics;
 use crate::output::Parsers;
 use crate::settings::Settings;
 use crate::shard::handle::EngineHandle;
+use crate::traces::Traces;
 
 /// What every handler shares. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -49,6 +50,8 @@ pub struct Shared {
     pub gate: Arc<Gate>,
     /// The keys that calls need, where they need one.
     pub ring: KeyRing,
+    /// Where traces of requests go, where anywhere.
+    pub traces: Option<Traces>,
     /// Makes tenants of API keys.
     pub keys: KeyHasher,
     /// How long clients may be kept waiting at the edges.
@@ -95,8 +98,10 @@ impl AppState {
         metrics: Metrics,
         shard_ops: ShardOps,
         ring: KeyRing,
+        traces: Option<Traces>,
     ) -> Self {
-        Self::with_patience(settings, preparer, model, parsers, engine, metrics, shard_ops, ring, Patience::default())
+        let patience = Patience::default();
+        Self::with_patience(settings, preparer, model, parsers, engine, metrics, shard_ops, ring, traces, patience)
     }
 
     /// The same, with other waiting times.
@@ -111,6 +116,7 @@ impl AppState {
         metrics: Metrics,
         shard_ops: ShardOps,
         ring: KeyRing,
+        traces: Option<Traces>,
         patience: Patience,
     ) -> Self {
         let permits = settings.max_concurrent_requests.min(Semaphore::MAX_PERMITS);
@@ -135,6 +141,7 @@ impl AppState {
             permits,
             gate,
             ring,
+            traces,
             keys,
             patience,
             responses,

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use metrics::{Counter, Histogram, Label};
 
-use super::Registrar;
+use super::{KeyTokens, Registrar};
+use crate::traces::{Stage, Trace};
 
 pub(super) const INPUT_LENGTH: &str = "tgi_request_input_length";
 pub(super) const GENERATED_TOKENS: &str = "tgi_request_generated_tokens";
@@ -17,13 +18,40 @@ const QUEUE: &str = "tgi_request_queue_duration";
 const INFERENCE: &str = "tgi_request_inference_duration";
 const MEAN_TIME_PER_TOKEN: &str = "tgi_request_mean_time_per_token_duration";
 const FIRST_TOKEN: &str = "textgen_time_to_first_token_seconds";
+const FIRST_TOKEN_PART: &str = "textgen_time_to_first_token_part_seconds";
 const INTER_TOKEN: &str = "textgen_inter_token_seconds";
 const FAILURE: &str = "tgi_request_failure";
 const REFUSED: &str = "textgen_requests_refused_total";
 
 /// Histograms of seconds.
-pub(super) const SECONDS: [&str; 7] =
-    [DURATION, VALIDATION, QUEUE, INFERENCE, MEAN_TIME_PER_TOKEN, FIRST_TOKEN, INTER_TOKEN];
+pub(super) const SECONDS: [&str; 8] =
+    [DURATION, VALIDATION, QUEUE, INFERENCE, MEAN_TIME_PER_TOKEN, FIRST_TOKEN, FIRST_TOKEN_PART, INTER_TOKEN];
+
+/// The value of the label `part` of `textgen_time_to_first_token_part_seconds`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstTokenPart {
+    /// Template, tokens, validation, and the grammar where there is one.
+    Tokenize,
+    /// Waiting for the first step.
+    Queue,
+    /// From the first step to the first token.
+    Prefill,
+    /// From the first token of a stream to its frame on the connection.
+    Send,
+}
+
+impl FirstTokenPart {
+    const ALL: [Self; 4] = [Self::Tokenize, Self::Queue, Self::Prefill, Self::Send];
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Tokenize => "tokenize",
+            Self::Queue => "queue",
+            Self::Prefill => "prefill",
+            Self::Send => "send",
+        }
+    }
+}
 
 /// The value of the label `err` of `tgi_request_failure`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +163,7 @@ pub struct RequestMetrics {
     generated_tokens: Histogram,
     max_new_tokens: Histogram,
     first_token: Histogram,
+    first_token_parts: [Histogram; 4],
     inter_token: Histogram,
 }
 
@@ -146,6 +175,10 @@ impl RequestMetrics {
         let refused = |cause: RefusalCause| {
             let label = Label::new("cause", cause.label());
             to.labelled_counter(REFUSED, "Generation calls refused for want of room, by the limit reached.", label)
+        };
+        let part = |part: FirstTokenPart| {
+            let help = "Time to a sequence's first token by part, in seconds; send is of streams alone.";
+            to.labelled_histogram(FIRST_TOKEN_PART, help, Label::new("part", part.label()))
         };
         Self {
             count: to.counter("tgi_request_count", "Generation calls."),
@@ -161,6 +194,7 @@ impl RequestMetrics {
             generated_tokens: to.histogram(GENERATED_TOKENS, "Tokens generated for a sequence."),
             max_new_tokens: to.histogram(MAX_NEW_TOKENS, "Tokens a sequence was allowed to generate."),
             first_token: to.histogram(FIRST_TOKEN, "Time from the call to its sequence's first token, in seconds."),
+            first_token_parts: FirstTokenPart::ALL.map(part),
             inter_token: to.histogram(INTER_TOKEN, "Time between two tokens of a sequence, in seconds."),
         }
     }
@@ -168,14 +202,27 @@ impl RequestMetrics {
     /// A call of `sequences` sequences arrives. It succeeds when all of them end, fails when told so, and else counts
     /// as dropped when the last clone of its [`Call`] goes.
     #[must_use]
-    pub fn begin(self: &Arc<Self>, sequences: usize) -> Arc<Call> {
+    pub fn begin(self: &Arc<Self>, sequences: usize, tokens: KeyTokens, trace: Option<Arc<Trace>>) -> Arc<Call> {
         self.count.increment(1);
         Arc::new(Call {
             metrics: Arc::clone(self),
+            tokens,
+            trace,
             begun: Instant::now(),
             unfinished: AtomicUsize::new(sequences),
             failure: OnceLock::new(),
         })
+    }
+
+    /// The first token of a stream is on the connection, so long after it came.
+    pub fn first_sent(&self, took: Duration) {
+        self.part(FirstTokenPart::Send, took);
+    }
+
+    fn part(&self, part: FirstTokenPart, took: Duration) {
+        if let Some(histogram) = self.first_token_parts.get(part as usize) {
+            histogram.record(took);
+        }
     }
 
     fn failed(&self, kind: FailureKind) {
@@ -189,6 +236,8 @@ impl RequestMetrics {
 #[derive(Debug)]
 pub struct Call {
     metrics: Arc<RequestMetrics>,
+    tokens: KeyTokens,
+    trace: Option<Arc<Trace>>,
     begun: Instant,
     unfinished: AtomicUsize,
     failure: OnceLock<FailureKind>,
@@ -204,7 +253,11 @@ impl Call {
     /// The call fails; the first cause counts.
     pub fn fail(&self, kind: FailureKind) {
         // A second failure of the same call is the echo of the first.
-        let _ = self.failure.set(kind);
+        if self.failure.set(kind).is_ok()
+            && let Some(trace) = &self.trace
+        {
+            trace.failed(kind.label());
+        }
     }
 
     /// The call is refused at a limit.
@@ -217,18 +270,43 @@ impl Call {
     /// A prompt became a valid request.
     pub fn validated(&self, took: Duration, input_length: usize, max_new_tokens: u32) {
         self.metrics.validation.record(took);
+        self.metrics.part(FirstTokenPart::Tokenize, took);
         self.metrics.input_length.record(input_length as f64);
         self.metrics.max_new_tokens.record(max_new_tokens);
     }
 
-    /// A sequence's first step was sent.
-    pub fn started(&self, queued: Duration) {
-        self.metrics.queue.record(queued);
+    /// The engine took a prompt.
+    pub fn submitted(&self, input_length: usize) {
+        self.tokens.prompt.increment(input_length as u64);
+        if let Some(trace) = &self.trace {
+            trace.read(input_length as u64);
+        }
     }
 
-    /// A sequence's first token arrived.
-    pub fn first_token(&self, at: Instant) {
+    /// One of its stages is over just now; for its trace, where it has one.
+    pub fn passed(&self, stage: Stage, since: Instant) {
+        if let Some(trace) = &self.trace {
+            trace.stage(stage, since, Instant::now());
+        }
+    }
+
+    /// A sequence's first step was sent at this time.
+    pub fn started(&self, at: Instant, queued: Duration) {
+        self.metrics.queue.record(queued);
+        self.metrics.part(FirstTokenPart::Queue, queued);
+        if let (Some(trace), Some(submitted)) = (&self.trace, at.checked_sub(queued)) {
+            trace.stage(Stage::Queue, submitted, at);
+        }
+    }
+
+    /// A sequence's first token arrived, whose first step was sent at `started`.
+    pub fn first_token(&self, at: Instant, started: Option<Instant>) {
         self.metrics.first_token.record(at.duration_since(self.begun));
+        let Some(started) = started else { return };
+        self.metrics.part(FirstTokenPart::Prefill, at.duration_since(started));
+        if let Some(trace) = &self.trace {
+            trace.stage(Stage::Prefill, started, at);
+        }
     }
 
     /// A later token arrived, so long after the one before it.
@@ -244,6 +322,14 @@ impl Call {
     /// What one of its sequences began goes on in another one.
     pub fn goes_on(&self) {
         self.unfinished.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A sequence has got its last token, however it ended.
+    pub fn generated(&self, tokens: u32, first: Option<Instant>, last: Option<Instant>) {
+        self.tokens.generated.increment(u64::from(tokens));
+        if let (Some(trace), Some(first), Some(last)) = (&self.trace, first, last) {
+            trace.wrote(u64::from(tokens), first, last);
+        }
     }
 
     /// A sequence ended as it should.
@@ -265,7 +351,12 @@ impl Drop for Call {
                 self.metrics.success.increment(1);
                 self.metrics.duration.record(self.begun.elapsed());
             }
-            (None, _) => self.metrics.failed(FailureKind::Dropped),
+            (None, _) => {
+                self.metrics.failed(FailureKind::Dropped);
+                if let Some(trace) = &self.trace {
+                    trace.failed(FailureKind::Dropped.label());
+                }
+            }
         }
     }
 }

@@ -31,7 +31,7 @@ impl Live {
             // A sender that is gone stops the server as well.
             let _ = stopped.await;
         };
-        Self { address, shutdown, served: tokio::spawn(serve(listener, server.state, stop)) }
+        Self { address, shutdown, served: tokio::spawn(serve(listener, None, server.state, stop)) }
     }
 
     async fn connect(&self) -> TcpStream {

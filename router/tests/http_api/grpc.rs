@@ -241,7 +241,7 @@ async fn a_stream_answers_each_request_on_its_own() {
 
 /// A connection as the service that a client calls.
 #[derive(Clone)]
-struct Wire(SendRequest<tonic::body::Body>);
+pub struct Wire(pub SendRequest<tonic::body::Body>);
 
 impl tower::Service<axum::http::Request<tonic::body::Body>> for Wire {
     type Response = axum::http::Response<Incoming>;
@@ -325,7 +325,7 @@ impl Live {
             // A sender that is gone stops the server as well.
             let _ = stopped.await;
         };
-        let served = tokio::spawn(grpc::serve(listener, server.state.clone(), stop));
+        let served = tokio::spawn(grpc::serve(listener, None, server.state.clone(), stop));
         Self { server, address, shutdown, served }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use axum::body::Body;
 use serde_json::json;
 use textgen_router::grpc::proto::{ModelMetadataRequest, ServerLiveRequest, ServerMetadataRequest};
 use textgen_router::http::Patience;
@@ -105,6 +106,27 @@ async fn keys_of_a_file_have_limits_of_their_own() {
         assert_eq!(server.send(request).await.status, status, "{key}");
     }
     assert_eq!(ask(&server, "/v1/completions", &[("x-api-key", "narrow")]).await.status, 200);
+}
+
+#[tokio::test]
+async fn tokens_are_counted_by_the_name_of_the_key() {
+    let keys = r#"{"keys": [{"name": "team a", "key": "one"}, {"name": "team a", "key": "two"}, {"key": "hush"}]}"#;
+    let file = KeyFile::new("names", keys);
+    let server = serving(keyed(Some("sesame"), Some(&file.0)));
+    for key in ["one", "two", "hush", "sesame", "guessed"] {
+        ask(&server, "/v1/completions", &[("x-api-key", key)]).await;
+    }
+    // A prompt of three tokens each, and an answer of two letters and an end; no key is in the page.
+    let page = server
+        .send(with_headers(axum::http::Request::get("/metrics").body(Body::empty()).unwrap(), &[("x-api-key", "one")]));
+    let page = page.await.body;
+    for (name, calls) in [("team a", 2), ("unnamed", 1), ("api-key", 1), ("none", 0)] {
+        for kind in ["prompt", "generated"] {
+            let line = format!("textgen_tokens_total{{key=\"{name}\",kind=\"{kind}\"}} {}\n", 3 * calls);
+            assert!(page.contains(&line), "{line}{page}");
+        }
+    }
+    assert!(!page.contains("sesame") && !page.contains("hush"));
 }
 
 #[tokio::test]

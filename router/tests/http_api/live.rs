@@ -27,7 +27,7 @@ impl Live {
             // A sender that is gone stops the server as well.
             let _ = stopped.await;
         };
-        let served = tokio::spawn(serve(listener, server.state.clone(), stop));
+        let served = tokio::spawn(serve(listener, None, server.state.clone(), stop));
         Self { server, address, shutdown, served }
     }
 

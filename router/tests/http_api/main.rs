@@ -31,4 +31,6 @@ mod seed;
 mod server;
 mod standing;
 mod streams;
+mod tls;
 mod tools;
+mod traces;

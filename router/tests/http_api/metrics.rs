@@ -44,6 +44,13 @@ async fn a_successful_call_counts_once() {
             ("tgi_request_max_new_tokens_sum", 50.0),
             ("textgen_time_to_first_token_seconds_count", 1.0),
             ("textgen_inter_token_seconds_count", 5.0),
+            ("textgen_time_to_first_token_part_seconds_count{part=\"tokenize\"}", 1.0),
+            ("textgen_time_to_first_token_part_seconds_count{part=\"queue\"}", 1.0),
+            ("textgen_time_to_first_token_part_seconds_sum{part=\"queue\"}", 0.002),
+            ("textgen_time_to_first_token_part_seconds_count{part=\"prefill\"}", 1.0),
+            ("textgen_time_to_first_token_part_seconds_count{part=\"send\"}", 0.0),
+            ("textgen_tokens_total{key=\"none\",kind=\"prompt\"}", 3.0),
+            ("textgen_tokens_total{key=\"none\",kind=\"generated\"}", 6.0),
             ("textgen_http_requests_total{route=\"/generate\",status=\"200\"}", 1.0),
         ])
         .await;
@@ -62,6 +69,8 @@ async fn one_call_of_several_prompts_is_one_call() {
             ("tgi_request_duration_count", 2.0),
             ("tgi_request_generated_tokens_count", 4.0),
             ("tgi_request_input_length_sum", 8.0),
+            // Once for each stream, whose two texts share their first write.
+            ("textgen_time_to_first_token_part_seconds_count{part=\"send\"}", 1.0),
         ])
         .await;
 }
@@ -78,6 +87,7 @@ async fn failures_count_by_cause() {
     call.abort();
     submission.events.closed().await;
     assert!(call.await.unwrap_err().is_cancelled());
+    server.expect(&[("textgen_tokens_total{key=\"none\",kind=\"prompt\"}", 3.0)]).await;
 
     for events in [vec![Event::Failed(EngineError::Shard("x".to_owned()))], vec![started(), token(97)]] {
         let call = tokio::spawn(server.app.clone().oneshot(json_request("/generate", &json!({"inputs": "hi"}))));
@@ -104,6 +114,9 @@ async fn failures_count_by_cause() {
             ("tgi_request_failure{err=\"overloaded\"}", 0.0),
             ("tgi_request_failure{err=\"template\"}", 0.0),
             ("tgi_request_failure{err=\"timeout\"}", 0.0),
+            // Of the three that the engine took; the last of them got a token before it was cut short.
+            ("textgen_tokens_total{key=\"none\",kind=\"prompt\"}", 9.0),
+            ("textgen_tokens_total{key=\"none\",kind=\"generated\"}", 1.0),
             ("textgen_http_requests_total{route=\"/generate\",status=\"422\"}", 2.0),
             ("textgen_http_requests_total{route=\"/v1/completions\",status=\"422\"}", 1.0),
             ("textgen_http_requests_total{route=\"/generate\",status=\"503\"}", 1.0),

@@ -10,8 +10,10 @@ use textgen_router::http::{AppState, Patience, ShardOps, app};
 use textgen_router::input::{Limits, Preparer};
 use textgen_router::metrics::Metrics;
 use textgen_router::output::Parsers;
-use textgen_router::settings::Settings;
+use textgen_router::settings::{OtlpProtocol, Settings};
 use textgen_router::shard::handle::{EngineHandle, EngineStatus, Event, Finish, Inbox, PromptScore, Submission, Token};
+use textgen_router::traces::Traces;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::model::{EOS, model, tokens};
@@ -84,6 +86,15 @@ pub fn settings() -> Settings {
         api_key_file: None,
         vertex_predict_route: None,
         vertex_health_route: None,
+        tls_cert: None,
+        tls_key: None,
+        tls_handshake_timeout: 30,
+        max_tls_handshakes: 16,
+        otlp_endpoint: None,
+        otlp_protocol: OtlpProtocol::Grpc,
+        otlp_service_name: "tested".to_owned(),
+        otlp_headers: None,
+        otlp_queue_size: 256,
         cors_allow_origin: Vec::new(),
     }
 }
@@ -111,7 +122,12 @@ impl Server {
         let (tools, reasoning) = (settings.tool_call_parser.as_deref(), settings.reasoning_parser.as_deref());
         let parsers = Parsers::choose(tools, reasoning, &model()).unwrap();
         let ring = KeyRing::of(&settings).unwrap();
-        let state = AppState::with_patience(settings, preparer, model(), parsers, engine, metrics, ops, ring, patience);
+        let traces = settings
+            .otlp_endpoint
+            .as_ref()
+            .and_then(|_| Traces::start(&settings, &metrics, &Handle::current()).unwrap());
+        let state =
+            AppState::with_patience(settings, preparer, model(), parsers, engine, metrics, ops, ring, traces, patience);
         Self { app: app(state.clone()), state, status, socket, submissions: Some(submissions) }
     }
 
