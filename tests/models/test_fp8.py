@@ -156,7 +156,7 @@ def test_the_memory_plan_counts_numbers_and_not_scales(tmp_path: Path) -> None:
         (compressed("tensor", type="int"), "'type' is 'int'"),
         (compressed("tensor") | {"format": "pack-quantized"}, "not supported yet in the form 'compressed-tensors'"),
         (compressed("tensor") | {"transform_config": {"a": 1}}, "'transform_config' is"),
-        ({"quant_method": "gptq", "bits": 4}, "not supported yet in the form 'gptq'"),
+        ({"quant_method": "exl2", "bits": 4}, "not supported yet in the form 'exl2'"),
     ],
 )
 def test_what_is_not_understood_is_refused(section: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_damage_is_told_in_one_sentence(damage: Callable[[Path], object], words:
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ["no 'factor'"]),
         ({"rope_parameters": 7}, ["'rope_parameters' must be an object"]),
         ({"architectures": "LlamaForCausalLM"}, ["'architectures' must be a list"]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantized weights are not supported"]),
+        ({"quantization_config": {"quant_method": "exl2"}}, ["quantized weights are not supported"]),
     ],
 )
 def test_wrong_configs_are_told_in_one_sentence(changes: dict[str, Any], words: list[str], folder: Path) -> None:

@@ -86,6 +86,6 @@ def test_gpt_oss_with_packed_experts(seed: int, tmp_path: Path) -> None:
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
     make_model(tmp_path, "GptOssForCausalLM")
-    edit_config(tmp_path, {"quantization_config": {"quant_method": "awq"}})
+    edit_config(tmp_path, {"quantization_config": {"quant_method": "exl2"}})
     with pytest.raises(ModelError, match="quantized weights are not supported"):
         load_model(tmp_path, torch.float32, CPU, Parallel(), select_ops())
