@@ -1,5 +1,5 @@
 """The image, built from the wheel in dist/ and started as a user of TGI starts TGI's: where a Docker engine, an image
-to build on and a wheel are there."""
+to build on (`IMAGE_BASE`) and a wheel are there. `IMAGE` names one that was built before."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def why_not() -> str | None:
 
 @pytest.fixture(scope="module")
 def image() -> str:
+    if built := os.environ.get("IMAGE"):
+        return built
     wheels = sorted((ROOT / "dist").glob("textgen_launcher-*.whl"), key=lambda wheel: wheel.stat().st_mtime)
     if not wheels:
         pytest.skip("there is no wheel in dist/; `make wheel` builds one")
@@ -124,6 +126,8 @@ def data(tmp_path: Path, script: Script) -> Path:
     """A volume of a TGI user: the daemon made it, so it is root's, and TGI has been writing there as root."""
     folder = tmp_path / "data"
     shutil.copytree(script.folder, folder / "model")
+    for path in (folder, *folder.rglob("*")):  # for others to read, as TGI's umask leaves it
+        path.chmod(0o755 if path.is_dir() else 0o644)
     if os.geteuid() != 0:
         docker("run", "--rm", "-v", f"{folder}:/data", BASE, "chown", "-R", "0:0", "/data")
     return folder

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str], root: Path =
                 given[each.target] = _checked(each, value)
     if not (given.get("MODEL_ID") or environ.get("MODEL_ID")):
         for contract in reversed(under):
-            if contract.folder and (root / contract.folder.lstrip("/") / "config.json").is_file():
+            if contract.folder and os.path.isfile(root / contract.folder.lstrip("/") / "config.json"):
                 given["MODEL_ID"] = str(root / contract.folder.lstrip("/"))
                 break
     if not is_address(environ.get("HOSTNAME", "")):  # a container's own name, while its port is for everyone
