@@ -14,7 +14,9 @@ import torch
 import transformers
 from support.api import Api
 from support.models import BUILT_IN, GROUPED, write_tiny
+from support.raw import send_json
 from support.reference import Reference
+from support.refusals import LIMIT, MOST
 from support.scripted import Script, write_script
 from support.server import Launcher, Start, launch
 
@@ -103,6 +105,20 @@ def built_in_reference() -> Reference:
 def api(built_in: Launcher) -> Iterator[Api]:
     """A client of the built-in model's server."""
     yield from _client(built_in)
+
+
+@pytest.fixture(scope="session")
+def strict(start_shared: Start, tiny_folder: Path) -> Launcher:
+    return start_shared(model=tiny_folder, payload_limit=LIMIT, max_total_tokens=MOST).wait_ready()
+
+
+@pytest.fixture
+def strict_server(strict: Launcher) -> Iterator[Launcher]:
+    """A server with little room, for what it refuses: after each refusal it answers as if nothing had been."""
+    yield strict
+    answer = send_json(strict.url, "/generate", {"inputs": "Hello", "parameters": {"max_new_tokens": 2}})
+    assert answer.status == 200
+    assert strict.faults() == []
 
 
 @pytest.fixture(scope="session")
