@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from textgen.shard.protocol import Done, unpack_u32
 from textgen.shard.runner import Outcome
@@ -16,6 +16,8 @@ class Metrics:
     """Written by the executor after each step; read by the ops app."""
 
     def __init__(self, slots: Slots, num_blocks: int) -> None:
+        # When each series began: as many series again, and nobody's question.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         seconds = Histogram(
             "textgen_shard_step_seconds", "Time of a step by phase", ["phase"], buckets=_SECONDS, registry=registry
