@@ -101,6 +101,18 @@ def priced(experiment: Experiment) -> list[Row]:
     ]
 
 
+def windowed(experiment: Experiment) -> list[Row]:
+    """What layers with windows leave to the prefix cache, beside layers that keep every position in the same memory."""
+    by_layout = summaries(experiment)
+    whole, case = by_layout.pop("no windows")["hit_rate"], experiment["trace"]
+    most = 1 - experiment["least_prompt_tokens"] / experiment["prompt_tokens"]
+    rows = [Row(f"{case}, no windows", "hit rate", "", whole, "unbounded cache", "exact", most)]
+    for layout, summary in by_layout.items():
+        peers = (("no windows", "simulated", whole), ("unbounded cache", "exact", most))
+        rows += [Row(f"{case}, {layout}", "hit rate", "", summary["hit_rate"], *peer) for peer in peers]
+    return rows
+
+
 def measured(data: dict[str, Any]) -> list[Row]:
     """Real time and memory of planning."""
     rows = []
@@ -122,7 +134,9 @@ def measured(data: dict[str, Any]) -> list[Row]:
 def notes(data: dict[str, Any]) -> list[str]:
     """What a reader has to know to judge the numbers."""
     profile = data["profile"]
-    seeds = sorted({experiment["seed"] for experiment in [*data["single"], *data["sweep"], data["cluster"]]})
+    seeds = sorted(
+        {experiment["seed"] for experiment in [*data["single"], *data["sweep"], *data["windows"], data["cluster"]]}
+    )
     return [
         f"Everything but planning time and memory is simulated: {profile['model']} on {profile['device']}, by the "
         "formulae in `benchmark/scheduler/README.md`. Peers are models of their published rules, not their programs.",
@@ -134,7 +148,8 @@ def notes(data: dict[str, Any]) -> list[str]:
 def report(data: dict[str, Any], version: str) -> Report:
     """All rows of a run."""
     rows = [row for experiment in data["single"] for row in compared(experiment)]
-    rows += priced(data["targets"]) + routed(data["cluster"]) + measured(data)
+    rows += priced(data["targets"]) + routed(data["cluster"])
+    rows += [row for experiment in data["windows"] for row in windowed(experiment)] + measured(data)
     return Report("scheduler", COMMAND, {"textgen": version}, rows, device="simulated", notes=notes(data))
 
 

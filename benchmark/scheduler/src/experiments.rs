@@ -163,7 +163,7 @@ fn points(sorted: &[Micros]) -> Vec<f64> {
     shares.map(|share| percentile(sorted, share) as f64 / 1e3).collect()
 }
 
-fn describe(policy: String, trace: &Trace, outcome: &Outcome) -> Run {
+pub(crate) fn describe(policy: String, trace: &Trace, outcome: &Outcome) -> Run {
     Run {
         policy,
         summary: summary(trace, outcome, &Limits::default()),
@@ -172,7 +172,7 @@ fn describe(policy: String, trace: &Trace, outcome: &Outcome) -> Run {
     }
 }
 
-fn experiment(trace: &Trace, replicas: usize, rate: Option<f64>, runs: Vec<Run>) -> Experiment {
+pub(crate) fn experiment(trace: &Trace, replicas: usize, rate: Option<f64>, runs: Vec<Run>) -> Experiment {
     Experiment {
         trace: trace.name.clone(),
         seed: trace.seed,

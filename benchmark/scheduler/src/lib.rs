@@ -9,3 +9,4 @@ pub mod scale;
 pub mod simulation;
 pub mod summary;
 pub mod trace;
+pub mod windows;

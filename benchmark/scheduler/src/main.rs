@@ -1,5 +1,6 @@
 //! Runs all experiments and writes their numbers as JSON: `scheduler-bench FILE`. `run.py` makes tables and plots of them.
-//! `scheduler-bench FILE WORD` runs only the traces on one replica that have the word in their name.
+//! `scheduler-bench FILE WORD` runs only the traces on one replica that have the word in their name, and for `windows` the
+//! layouts of layers.
 
 #![allow(clippy::print_stderr, reason = "progress goes to the terminal")]
 
@@ -12,6 +13,7 @@ use scheduler_bench::experiments::{
     BLOCK_SIZE, Contender, EVERYBODY, Experiment, SWEEP, cluster, cluster_trace, compare, sweep, targets, traces,
 };
 use scheduler_bench::scale;
+use scheduler_bench::windows::windows;
 use serde_json::json;
 
 const REPLICAS: usize = 256;
@@ -32,7 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     if let Some(word) = std::env::args().nth(2) {
         let single: Vec<Experiment> = single(started, |trace| trace.contains(&word));
-        fs::write(path, serde_json::to_string(&json!({ "single": single }))?)?;
+        let windows: Vec<Experiment> = if word == "windows" { windows() } else { Vec::new() };
+        fs::write(path, serde_json::to_string(&json!({ "single": single, "windows": windows }))?)?;
         return Ok(());
     }
     // First, while the process is small: this is the part that is measured.
@@ -47,13 +50,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Each replica has as much to do as one alone would have; only the time is short.
     let rate = REPLICAS as f64;
     let cluster = told(started, cluster(&cluster_trace(12 * REPLICAS, rate), REPLICAS, rate));
+    let windows: Vec<Experiment> = windows().into_iter().map(|experiment| told(started, experiment)).collect();
     let profile = json!({
         "model": LLAMA_8B_H100.model.name,
         "device": LLAMA_8B_H100.device.name,
         "blocks": LLAMA_8B_H100.blocks(BLOCK_SIZE),
     });
     let all = json!({
-        "profile": profile, "single": single, "sweep": sweeps, "targets": targets, "cluster": cluster,
+        "profile": profile, "single": single, "sweep": sweeps, "targets": targets, "cluster": cluster, "windows": windows,
         "planning": plannings, "queued": queued,
     });
     fs::write(path, serde_json::to_string(&all)?)?;

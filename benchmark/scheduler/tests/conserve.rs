@@ -9,6 +9,7 @@ use scheduler_bench::ideal::least_prompt_tokens;
 use scheduler_bench::simulation::{self, Outcome};
 use scheduler_bench::summary::{Limits, summary};
 use scheduler_bench::trace::{self, Starts, Trace};
+use scheduler_bench::windows::LAYOUTS;
 
 /// A device with room for so many blocks: where they run out, sequences are preempted or wait.
 fn tight(blocks: u32) -> Profile {
@@ -142,6 +143,24 @@ fn shared_prompts_are_computed_once() {
     let computed = run_one(Contender::Target, &trace, &LLAMA_8B_H100).summary.prompt_computed;
     let least = least_prompt_tokens(&trace);
     assert!(computed as f64 <= 1.02 * least as f64, "{computed} of {least}");
+}
+
+/// Whatever layers keep, every answer comes whole. Where memory is short but not far too short, windows leave more of what
+/// others begin with.
+#[test]
+fn windows_leave_room_for_what_others_begin_with() {
+    let trace = trace::multi_turn(81, 120, 8.0).of_one_tenant();
+    let computed = |blocks| {
+        LAYOUTS.map(|layout| {
+            let policy = ours(&trace, layout.config(blocks));
+            let (outcome, _) = simulation::run(&trace, &LLAMA_8B_H100, vec![policy], &mut Single);
+            check(&trace, &outcome, &LLAMA_8B_H100);
+            outcome.done[0].prompt_computed
+        })
+    };
+    computed(1_000);
+    let [whole, many, half, all] = computed(4_000);
+    assert!(many < whole && half < many && all <= whole, "{whole}, {many}, {half}, {all}");
 }
 
 #[test]
