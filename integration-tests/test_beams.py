@@ -121,7 +121,7 @@ def test_searches_beside_drawn_answers_in_a_pool_too_small(
     server: Launcher, gpt: openai.OpenAI, tiny_reference: Reference, stop_tokens: list[int]
 ) -> None:
     def draw(seed: int) -> Any:
-        body = {
+        body: dict[str, Any] = {
             "model": "m",
             "prompt": PROMPTS[seed % len(PROMPTS)],
             "max_tokens": 60,

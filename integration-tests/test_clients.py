@@ -23,9 +23,9 @@ from support.server import Launcher
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of the libraries, at import
-    from text_generation import AsyncClient, Client  # type: ignore[import-untyped]
-    from text_generation.errors import ValidationError  # type: ignore[import-untyped]
-    from text_generation.types import Grammar, GrammarType, Message  # type: ignore[import-untyped]
+    from text_generation import AsyncClient, Client
+    from text_generation.errors import ValidationError
+    from text_generation.types import Grammar, GrammarType, Message
 
 T = TypeVar("T")
 
@@ -111,7 +111,8 @@ def test_openai_echo_scores_a_prompt(gpt: openai.OpenAI, built_in_reference: Ref
         assert choice.text == text
         assert choice.logprobs is not None and said.usage is not None
         assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(ids), 0)
-        scores, tops = choice.logprobs.token_logprobs or [], choice.logprobs.top_logprobs or []
+        scores: list[Any] = choice.logprobs.token_logprobs or []  # the first token has none, whatever the type says
+        tops: list[Any] = choice.logprobs.top_logprobs or []
         assert scores[0] is None and tops[0] is None
         expected = [float(truth[place, token]) for place, token in enumerate(ids[1:])]
         assert scores[1:] == pytest.approx(expected, abs=1e-3)

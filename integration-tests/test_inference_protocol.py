@@ -38,7 +38,7 @@ _GRPC = re.compile(r"grpc_address\W+([\d.]+:\d+)")
 
 
 def grpc_address(launcher: Launcher) -> str:
-    return until(lambda: (found := _GRPC.search(launcher.log)) and found[1], "the log has gRPC's address")
+    return str(until(lambda: (found := _GRPC.search(launcher.log)) and found[1], "the log has gRPC's address"))
 
 
 @pytest.fixture(scope="module")

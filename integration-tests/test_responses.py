@@ -114,9 +114,8 @@ def test_tools(gpt: openai.OpenAI, built_in_reference: Reference) -> None:
     assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
     result = json.dumps({"time": "14:05"})
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": result}
-    by_items = gpt.responses.create(
-        model=MODEL, input=[*QUESTION, call, output], tools=TOOLS, temperature=0, max_output_tokens=40
-    )
+    items: list[Any] = [*QUESTION, call, output]
+    by_items = gpt.responses.create(model=MODEL, input=items, tools=TOOLS, temperature=0, max_output_tokens=40)
     by_id = gpt.responses.create(
         model=MODEL, input=[output], previous_response_id=said.id, tools=TOOLS, temperature=0, max_output_tokens=40
     )

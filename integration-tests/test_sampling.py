@@ -162,7 +162,7 @@ def test_rules_that_leave_nothing_are_an_error_of_their_request_alone(api: Api, 
 
 def test_a_watermark_is_found_by_transformers_detector(api: Api, built_in_reference: Reference) -> None:
     config = WatermarkingConfig(greenlist_ratio=0.5, bias=2.0, seeding_scheme="lefthash", context_width=1)
-    detector = WatermarkDetector(built_in_reference.config, "cpu", config)
+    detector: Any = WatermarkDetector(built_in_reference.config, "cpu", config)
 
     def score(**parameters: Any) -> float:
         long: dict[str, Any] = {"temperature": 1.5, "max_new_tokens": 120, "ignore_eos": True, **parameters}

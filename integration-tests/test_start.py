@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import pytest
 from support.api import Api
 from support.models import BUILT_IN

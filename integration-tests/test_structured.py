@@ -57,7 +57,8 @@ def chat(api: Api, **fields: Any) -> dict[str, Any]:
     if not body.get("stream"):
         choice: dict[str, Any] = api.post(CHAT, body)["choices"][0]
         return choice
-    text, calls, reason = "", [], None
+    calls: list[dict[str, Any]] = []
+    text, reason = "", None
     with api.events(CHAT, body) as events:
         for event in events:
             (choice,) = event["choices"]
@@ -368,7 +369,7 @@ def test_strict_tools_are_called_rightly_or_not_at_all(api: Api) -> None:
     body: dict[str, Any] = {"messages": question, "temperature": 0, "max_tokens": 60}
     free = api.post(CHAT, body | {"tools": [tool]})["choices"][0]
     assert free["finish_reason"] == "tool_calls"
-    strict = {"type": "function", "function": tool["function"] | {"strict": True}}  # type: ignore[dict-item, operator]
+    strict = {"type": "function", "function": tool["function"] | {"strict": True}}  # type: ignore[operator]
     held = api.post(CHAT, body | {"tools": [strict]})["choices"][0]
     assert held["finish_reason"] == "tool_calls"
     (call,) = held["message"]["tool_calls"]

@@ -151,14 +151,14 @@ def test_channels_are_bounded(start: Start, tmp_path: Path) -> None:
     api = Api(start(model=script.folder, reasoning_parser="openai_gptoss").wait_ready().url)
     body = {"messages": QUESTION, "temperature": 0, "max_tokens": 60}
     whole = "Hm, so 7 it."
-    for budget, thought, said in [(None, whole, None), (4, "Hm, so", whole), (0, None, whole)]:
+    for budget, thought, answer in [(None, whole, None), (4, "Hm, so", whole), (0, None, whole)]:
         choice = api.post("/v1/chat/completions", body | {"thinking_budget": budget})["choices"][0]
         assert choice["finish_reason"] == "stop"
-        assert (choice["message"].get("reasoning_content"), choice["message"]["content"]) == (thought, said)
+        assert (choice["message"].get("reasoning_content"), choice["message"]["content"]) == (thought, answer)
         with api.events("/v1/chat/completions", body | {"thinking_budget": budget, "stream": True}) as events:
             deltas = [choice["delta"] for event in events for choice in event["choices"]]
         parts = ["".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning_content", "content")]
-        assert parts == [thought or "", said or ""]
+        assert parts == [thought or "", answer or ""]
     api.close()
 
 

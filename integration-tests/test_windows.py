@@ -38,7 +38,7 @@ def page_bytes(folder: Path, layers: int) -> int:
     """Of a page and of what attention gathers of it at most, float32."""
     config = json.loads((folder / "config.json").read_text())
     row = 2 * config["num_key_value_heads"] * config["head_dim"] * 4
-    return BLOCK * row * (layers + 2)
+    return int(BLOCK * row * (layers + 2))
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -158,7 +158,7 @@ def written() -> list[Schema]:
     ]
     references: list[Schema] = [
         {"$ref": "#/$defs/n", "$defs": {"n": WHOLE}},
-        closed({"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/n"}}, **{"$defs": {"n": array(WHOLE, 1, 2)}}),
+        closed({"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/n"}}) | {"$defs": {"n": array(WHOLE, 1, 2)}},
         {
             "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/c"}, "c": {"enum": ["end"]}},
             "$ref": "#/$defs/a",
@@ -170,10 +170,8 @@ def written() -> list[Schema]:
                 "tree": closed({"leaf": {"type": "boolean"}, "children": array({"$ref": "#/definitions/tree"}, 0, 1)})
             },
         },
-        closed(
-            {"person": {"$ref": "#/$defs/person"}, "friends": array({"$ref": "#/$defs/person"}, 0, 2)},
-            **{"$defs": {"person": closed({"name": TEXT, "age": {"type": "integer", "minimum": 0, "maximum": 130}})}},
-        ),
+        closed({"person": {"$ref": "#/$defs/person"}, "friends": array({"$ref": "#/$defs/person"}, 0, 2)})
+        | {"$defs": {"person": closed({"name": TEXT, "age": {"type": "integer", "minimum": 0, "maximum": 130}})}},
         {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "$id": "https://example.com/s",

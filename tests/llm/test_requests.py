@@ -84,7 +84,8 @@ def test_no_tokens_are_no_answer() -> None:
 def test_one_or_several() -> None:
     assert prompts_of("ab") == ["ab"]
     assert prompts_of([1, 2]) == [[1, 2]]
-    assert prompts_of(["a", [1]]) == ["a", [1]]
+    mixed: list[Any] = ["a", [1]]
+    assert prompts_of(mixed) == mixed
     assert prompts_of({"prompt": "a"}) == [{"prompt": "a"}]
     assert prompts_of([]) == []
     message = {"role": "user", "content": "x"}
@@ -133,10 +134,11 @@ def test_settings_are_the_launchers_by_their_names_or_vllms() -> None:
     for name in SYNONYMS:
         with pytest.raises(SettingsError, match="two names|must be"):
             library_settings(None, {SYNONYMS[name]: "1", name: "1"})
-    for given, words in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"port": 1}, "server"), ({"max_connections": 1}, "server"), ({"thread": 1}, "did you mean threads"),
         ({"threads": 0}, "threads='0' must be"), ({"prefix_caching": "perhaps"}, "true or false"),
-    ]:  # fmt: skip
+    ]  # fmt: skip
+    for given, words in cases:
         with pytest.raises(SettingsError, match=words):
             library_settings(None, given)
 
