@@ -21,8 +21,6 @@ from support.raw import send_json
 from support.refusals import CHAT, MESSAGES, refused
 from support.server import Launcher, Start
 
-from textgen.shard.protocol import VERSION
-
 
 @pytest.fixture
 def damaged(tiny_folder: Path, tmp_path: Path) -> Callable[[], Path]:
@@ -48,7 +46,7 @@ def fails(launcher: Launcher, code: int, *words: str) -> str:
     return sentence
 
 
-INTERNAL, SETTINGS, MODEL, MEMORY, ADDRESS = 1, 2, 3, 4, 6
+SETTINGS, MODEL, MEMORY, ADDRESS = 2, 3, 4, 6
 
 
 def test_unknown_model_folder(start: Start, tmp_path: Path) -> None:
@@ -214,16 +212,6 @@ def test_bad_flags(start: Start, tiny_folder: Path, flags: dict[str, Any], words
 )  # fmt: skip
 def test_bad_variables(start: Start, tiny_folder: Path, environ: dict[str, str], words: tuple[str, ...]) -> None:
     fails(start(model=tiny_folder, environ=environ), SETTINGS, *words)
-
-
-def test_a_shard_of_another_release(start: Start, tiny_folder: Path, tmp_path: Path) -> None:
-    """As after an installation that was changed by halves: said at once, and no other shard is tried."""
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    (changed / "sitecustomize.py").write_text("import textgen.shard.protocol as protocol\nprotocol.VERSION += 1\n")
-    launcher = start(model=tiny_folder, environ={"PYTHONPATH": f"{changed}:{os.environ.get('PYTHONPATH', '')}"})
-    fails(launcher, INTERNAL, f"version {VERSION + 1}", f"version {VERSION}:", "install the package again")
-    assert "starting another" not in launcher.log
 
 
 def test_a_bad_start_in_json_logs(start: Start, tmp_path: Path) -> None:
