@@ -50,13 +50,13 @@ def frames() -> dict[str, p.Frame]:
     segments = [[0, 255], [0, 70000], [5, 1], [0, 0], [4, 3], [2, 0]]
     return {
         "hello": p.Hello(
-            3, 0, 1, model, p.KvFacts(1000, 16, 5_000_000_000, [None, 1024, 1024]), p.Limits(256, 2048, 20),
+            4, 0, 1, model, p.KvFacts(1000, 16, 5_000_000_000, [None, 1024, 1024]), p.Limits(256, 2048, 20),
             [p.Region("logprobs", 0, 8192), p.Region("masks", 8192, 4096)],
-            [p.Phase("import", 1.5), p.Phase("load", 0.0)],
+            [p.Phase("import", 1.5), p.Phase("load", 0.0)], [p.MeasuredStep(520, 1 << 40, 70000, 9, 8, 123456)],
         ),
         "hello_without_windows": p.Hello(
             65535, 4294967295, 2, p.ModelFacts(101, 64, "float32"), p.KvFacts(1, 1, BIG, [None]), p.Limits(1, 1, 0),
-            [], [],
+            [], [], [],
         ),
         "admit": admit(),
         "admit_greedy": admit(

@@ -110,6 +110,6 @@ def test_warm_up_and_hello_of_windows(make: Callable[..., Made]) -> None:
     warm_up(runner)
     assert runner.slots.in_use() == 0
     settings = ShardSettings(**shard_settings(Path("unused")))
-    kv = hello(settings, runner, []).kv
+    kv = hello(settings, runner, [], []).kv
     assert kv.groups == [None, *[6] * 6]
     assert kv.bytes_per_page * 64 == sum(stored.nbytes for place in runner.cache.places for stored in place.stored)

@@ -91,6 +91,7 @@ impl Shard {
             limits: StepLimits { max_slots, max_batch_tokens: 1 << 16, max_top_n: 0 },
             regions: Vec::new(),
             phases: Vec::new(),
+            measured: Vec::new(),
         }))
     }
 

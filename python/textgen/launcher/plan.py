@@ -82,6 +82,12 @@ class Plan:
             }
         )
 
+    @property
+    def measure_ms(self) -> int:
+        """What measuring steps may take at the start."""
+        asked = self.settings.measure_steps_ms
+        return asked if asked is not None else MEASURE_MS if self.settings.target_itl_ms is not None else 0
+
     def shard_settings(self) -> str:
         """JSON for `python -m textgen.shard --settings`."""
         settings = self.settings
@@ -103,6 +109,7 @@ class Plan:
                 "cpu_isa": settings.cpu_isa,
                 "quantize": settings.quantize,
                 "weights_cache": settings.weights_cache,
+                "measure_seconds": self.measure_ms / 1000,
                 "trust_remote_code": settings.trust_remote_code,
                 "log_json": settings.json_output,
                 "log_level": settings.log_level,
@@ -110,6 +117,7 @@ class Plan:
         )
 
 
+MEASURE_MS = 1000  # where somebody waits for what is found
 OPENAI_TOP_LOGPROBS = 20  # chat requests may ask for so many, whatever --max-top-n-tokens says of native ones
 BEAM_TOKENS = 4  # a beam search looks at so many tokens for each beam where a model has three ways to end
 

@@ -250,6 +250,12 @@ class Settings:
         "Milliseconds between tokens that running streams should keep to: prompts are cut into smaller parts for it.",
         group=BATCHING, default="no target: --max-batch-prefill-tokens alone bounds a step", metavar="MS",
     )  # fmt: skip
+    measure_steps_ms: int | None = setting(
+        integer(0, 600_000), None,
+        "Milliseconds at the start in which steps of several sizes are run, to see how long they take: --target-itl-ms "
+        "begins with what is found, and the log tells it. 0: none.",
+        group=BATCHING, default="1000 with --target-itl-ms, else 0", metavar="MS",
+    )  # fmt: skip
     kv_memory: int | Share | None = setting(
         memory, None,
         "Memory for the KV cache: an amount (4GiB, 500MB, bytes) or a share of what is free beside the weights (0.8).",

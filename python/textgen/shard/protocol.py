@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-VERSION = 3
+VERSION = 4
 NO_PAGE = 0xFFFF_FFFF  # in the place of a page that no window reaches
 MAX_PAYLOAD = 64 << 20
 HEADER = struct.Struct("<IB")
@@ -84,6 +84,17 @@ class Phase(_Array, frozen=True):
     seconds: float
 
 
+class MeasuredStep(_Array, frozen=True):
+    """A step that was run to see how long it takes."""
+
+    tokens: U64
+    pairs: U64  # of a prompt's token and a token up to it
+    context: U64  # positions that are read
+    sequences: U64
+    streams: U64  # those of them that go on from the token sampled last
+    micros: U64
+
+
 class Hello(_Array, frozen=True):
     """shard → router, first frame: what runs here and how much of it fits."""
 
@@ -95,6 +106,7 @@ class Hello(_Array, frozen=True):
     limits: Limits
     regions: list[Region]
     phases: list[Phase]
+    measured: list[MeasuredStep]
 
 
 class Watermark(_Array, frozen=True):

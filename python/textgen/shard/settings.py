@@ -34,6 +34,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trust_remote_code: bool = False
     log_json: bool = False
     log_level: Literal["trace", "debug", "info", "warning", "warn", "error"] = "info"
+    measure_seconds: Annotated[float, Meta(ge=0)] = 0.0  # at the start, to see how long steps take; 0: none
     mask_timeout: Annotated[float, Meta(gt=0)] = 5.0  # seconds a step waits for its grammar masks, all together
     stuck_after: Annotated[float, Meta(gt=0)] = 300.0  # seconds one step may run before /health says 503
 

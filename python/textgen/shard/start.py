@@ -30,10 +30,11 @@ from textgen.shard.errors import OutOfMemory, ShardError
 from textgen.shard.executor import Executor, use_threads
 from textgen.shard.link import FrameWriter, Inbox
 from textgen.shard.masks import MaskSize
+from textgen.shard.measure import measure_steps
 from textgen.shard.memory import SharedMemory, WideSize
 from textgen.shard.metrics import Metrics
 from textgen.shard.ops_app import OpsApp
-from textgen.shard.protocol import VERSION, Hello, KvFacts, Limits, ModelFacts, Phase
+from textgen.shard.protocol import VERSION, Hello, KvFacts, Limits, MeasuredStep, ModelFacts, Phase
 from textgen.shard.runner import Runner
 from textgen.shard.settings import ShardSettings
 from textgen.shard.slots import Slots
@@ -77,7 +78,11 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
         use_threads(settings.threads)
         with phases.timed("warm-up"), _memory_refusals(settings):
             warm_up(runner)
-        return hello(settings, runner, phases.done)
+        measured: list[MeasuredStep] = []
+        if settings.measure_seconds:
+            with phases.timed("measuring steps"), _memory_refusals(settings):
+                measured = measure_steps(runner, settings.measure_seconds)
+        return hello(settings, runner, phases.done, measured)
 
     Worker(link, inbox, executor, OpsApp(executor, metrics), ops_path).run(prepare)
 
@@ -149,7 +154,7 @@ def _plan(settings: ShardSettings) -> tuple[str | None, PlanSizes]:
     )
 
 
-def hello(settings: ShardSettings, runner: Runner, phases: list[Phase]) -> Hello:
+def hello(settings: ShardSettings, runner: Runner, phases: list[Phase], measured: list[MeasuredStep]) -> Hello:
     spec: DecoderSpec = runner.model.spec
     return Hello(
         version=VERSION,
@@ -160,6 +165,7 @@ def hello(settings: ShardSettings, runner: Runner, phases: list[Phase]) -> Hello
         limits=Limits(settings.max_slots, settings.max_batch_tokens, settings.max_top_n),
         regions=runner.memory.regions,
         phases=phases,
+        measured=measured,
     )
 
 

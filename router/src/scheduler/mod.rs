@@ -54,6 +54,7 @@ pub use config::{InvalidConfig, SchedulerConfig, Windows};
 pub use flight::{Completed, Output, Results, StepMismatch};
 pub use plan::{Admission, Plan, Segment};
 pub use sequence::{NewSequence, Refusal};
+pub use step_time::MeasuredStep;
 pub use tenants::TenantLoad;
 
 use admission::Blocked;
@@ -189,6 +190,13 @@ impl Scheduler {
             last_step: 0,
             spare: Vec::new(),
         })
+    }
+
+    /// What steps took that the shard has run to measure them: the model of step times begins with it.
+    pub fn expect(&mut self, measured: &[MeasuredStep]) {
+        if let Some(model) = &mut self.step_time {
+            model.expect(measured);
+        }
     }
 
     /// Puts a sequence at the end of the queue, or says why it can never run.

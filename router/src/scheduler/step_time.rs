@@ -9,9 +9,12 @@
 //! A prediction is a mean, and a target is to be kept nearly always: what is held back is the error that all but few of the
 //! last predictions stayed under, whatever the distribution of the errors.
 //!
-//! Before there is a model the first prompts beside streams begin small, and each step in time allows twice as much.
+//! Before there is a model the first prompts beside streams begin small, and each step in time allows twice as much. A shard that
+//! has measured steps before the first request comes gives a model to begin with.
 
 use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
 
 use super::Micros;
 
@@ -35,6 +38,30 @@ const WINDOW: usize = 400;
 const RARE: usize = 200;
 /// Steps before errors are those of the device and not of what the model has yet to learn.
 const SETTLED: u32 = 128;
+
+/// A step that was run to see how long it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeasuredStep {
+    /// Tokens of all its segments.
+    pub tokens: u64,
+    /// Pairs of a prompt's token and a token up to it.
+    pub pairs: u64,
+    /// Positions of context that are read.
+    pub context: u64,
+    /// Segments.
+    pub sequences: u64,
+    /// Those of them that go on from the token sampled last.
+    pub streams: u64,
+    /// How long it took.
+    pub micros: Micros,
+}
+
+impl MeasuredStep {
+    fn load(&self) -> Load {
+        let Self { tokens, pairs, context, sequences, streams, .. } = *self;
+        Load { tokens, pairs, context, sequences, streams: streams.min(sequences).min(tokens) }
+    }
+}
 
 /// What a step does, as far as its time depends on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -113,6 +140,31 @@ impl StepTime {
         self.steps >= MIN_STEPS + WARM_UP && self.prompt_steps >= MIN_PROMPT_STEPS
     }
 
+    /// Begins with what steps took that were run for it, if there are enough of both kinds. What is known from steps that were
+    /// run for somebody is worth more, and stays.
+    pub(super) fn expect(&mut self, measured: &[MeasuredStep]) {
+        let prompts = measured.iter().filter(|step| step.load().has_prompts()).count();
+        if self.steps > 0 || prompts < 2 || measured.len() < PRICES {
+            return;
+        }
+        for step in measured {
+            let time = step.micros as f64 / 1e3;
+            let weight = self.weight(time);
+            let features = step.load().features().map(|feature| feature * weight);
+            let error = time * weight - dot(&self.prices, &features);
+            self.correct(&features, error);
+        }
+        let missed = measured.iter().map(|step| (step.micros as f64 / 1e3 - self.predict(&step.load())).abs());
+        self.spread = (missed.sum::<f64>() / measured.len() as f64).max(self.target * 1e-3);
+        self.steps = MIN_STEPS + WARM_UP;
+        self.prompt_steps = MIN_PROMPT_STEPS;
+    }
+
+    /// What matters is to be right about steps around the target.
+    fn weight(&self, time: f64) -> f64 {
+        (self.target / time.max(f64::MIN_POSITIVE)).min(1.0)
+    }
+
     /// A step was measured.
     pub(super) fn learn(&mut self, load: &Load, elapsed: Micros) {
         self.steps = self.steps.saturating_add(1);
@@ -128,8 +180,7 @@ impl StepTime {
         if self.steps > SETTLED && self.is_fit() && load.has_prompts() && load.streams > 0 && expected <= self.target {
             self.hold_back(time - expected);
         }
-        // What matters is to be right about steps around the target.
-        let weight = (self.target / time.max(f64::MIN_POSITIVE)).min(1.0);
+        let weight = self.weight(time);
         let features = load.features().map(|feature| feature * weight);
         let mut error = time * weight - dot(&self.prices, &features);
         if self.is_fit() {

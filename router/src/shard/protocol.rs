@@ -1,13 +1,13 @@
-//! The step protocol, version 3: frames between router and shard. `docs/protocol.md` is the contract; the Python twin is
+//! The step protocol, version 4: frames between router and shard. `docs/protocol.md` is the contract; the Python twin is
 //! `python/textgen/shard/protocol.py`, and `tests/protocol/vectors.json` holds bytes that both must read and write.
 
 use serde::{Deserialize, Serialize};
 
 use super::columns::Column;
-use crate::scheduler::Windows;
+use crate::scheduler::{MeasuredStep, Windows};
 
 /// Version that both sides must speak.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Bytes before a payload: its length and the frame's kind.
 pub const HEADER: usize = 5;
 /// Largest payload either side accepts.
@@ -68,6 +68,8 @@ pub struct Hello {
     pub regions: Vec<Region>,
     /// Seconds that each phase of the start took.
     pub phases: Vec<(String, f64)>,
+    /// What steps took that were run to be measured; none where nobody asked.
+    pub measured: Vec<MeasuredStep>,
 }
 
 /// What the router must know of the model.

@@ -147,6 +147,7 @@ impl Mock {
             },
             regions: self.regions(),
             phases: vec![("import".to_owned(), 0.1)],
+            measured: Vec::new(),
         }));
         while let Some(frame) = self.receive() {
             match frame {

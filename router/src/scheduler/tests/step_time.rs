@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::step_time::{Load, StepTime};
+use super::super::step_time::{Load, MeasuredStep, StepTime};
 use super::*;
 
 /// A device: microseconds of a step, of a token, and so on, in the order of [`Load`]'s fields.
@@ -150,6 +150,37 @@ proptest! {
         // What is kept back is more than the usual error, and not much.
         prop_assert!(time(chunk + 2) > limit * 0.8 || time(1) > limit * 0.8, "{chunk} tokens take only {}", time(chunk));
     }
+}
+
+#[test]
+fn steps_that_were_measured_beforehand_are_a_model_to_begin_with() {
+    let mut noise = Noise(11);
+    let mut measured = vec![];
+    for (streams, start, prompt) in
+        [(1, 64, 0), (8, 64, 0), (32, 64, 0), (8, 2_000, 0), (0, 0, 512), (0, 0, 128), (0, 2_000, 256)]
+    {
+        let mut load = Load::default();
+        (0..streams).for_each(|_| load.add_stream(start));
+        if prompt > 0 {
+            load.add_prompt(start, prompt);
+        }
+        let Load { tokens, pairs, context, sequences, streams } = load;
+        measured.push(MeasuredStep { tokens, pairs, context, sequences, streams, micros: LARGE.time(&load) as Micros });
+    }
+    let mut model = StepTime::new(20_000);
+    model.expect(&measured[..4]);
+    assert!(!model.is_fit(), "it knows nothing of prompts");
+    model.expect(&measured);
+    assert!(model.is_fit());
+    let error = worst(&model, LARGE, &mut noise);
+    assert!(error < 0.15, "off by {error}");
+    let before = model.predicted(&noise.load());
+    assert!(before > 0.0);
+    // What is learned from steps of requests is not overwritten by another shard's measurements.
+    learn(&mut model, Device { step: 9_000.0, ..LARGE }, &mut noise, 600);
+    model.expect(&measured);
+    let error = worst(&model, Device { step: 9_000.0, ..LARGE }, &mut noise);
+    assert!(error < 0.15, "off by {error} after the device changed");
 }
 
 #[test]

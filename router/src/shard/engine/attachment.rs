@@ -47,6 +47,9 @@ impl Engine {
             }
             None => self.scheduler = Some(Scheduler::new(config).map_err(invalid)?),
         }
+        if let Some(scheduler) = self.scheduler.as_mut() {
+            scheduler.expect(&hello.measured);
+        }
         let pages = u64::from(hello.kv.num_pages) / hello.kv.groups.len() as u64;
         self.observer.shard_ready(pages * u64::from(hello.kv.block_size));
         tracing::info!(pages = hello.kv.num_pages, block_size = hello.kv.block_size, "Connected to the shard");
