@@ -37,6 +37,7 @@ typedef enum tg_format {
   TG_WEIGHT_INT8_GROUPS = 3,
   // As the one before, with values from -8 to 7.
   TG_WEIGHT_INT4_GROUPS = 4,
+  TG_WEIGHT_F16 = 5,  // x and the sum in float32
   // Rows of a GGUF file's blocks of 256 inputs, as they are. x quantized for each row and group of 32 inputs, of Q6_K 16.
   // y = sum over groups of scale_x[g] * (scale_w[g] * (q . w) - min_w[g] * sum(q)), in float32; Q6_K has no minima.
   TG_WEIGHT_Q4_K = 6,
@@ -121,6 +122,9 @@ typedef enum tg_kind {
   TG_EXPERTS = 11,
   TG_ROPE_TABLE = 12,
   TG_ARGMAX = 13,
+  TG_MOVE = 14,
+  TG_ROUTE = 15,
+  TG_SWITCH = 16,
   TG_KINDS = 32,  // numbers below it may be given to new kinds
 } tg_kind;
 

@@ -1,6 +1,6 @@
 // What the kinds of operations beside TG_LINEAR take: the positions of their numbers in tg_op.args and tg_op.numbers, and their
-// flags. A buffer is an index into the plan's buffers, and any may be a view; an address outlives the plan. A weight's dtype and
-// a buffer's are TG_F32 or TG_BF16. Inside a kernel everything is float32, and it rounds once where it writes.
+// flags. A buffer is an index into the plan's buffers, and any may be a view; an address outlives the plan. A
+// norm's weight and a buffer are TG_F32 or TG_BF16, tables and caches TG_F16 too. Inside a kernel everything is float32, and it rounds once where it writes.
 // Included by textgen_cpu.h.
 #ifndef TEXTGEN_CPU_KINDS_H
 #define TEXTGEN_CPU_KINDS_H
@@ -8,13 +8,14 @@
 // y = factor * row of a table [rows, width of y]. The row is the token's id, or its position. An index that the table lacks
 // takes the nearest row that it has.
 enum tg_embed {
-  TG_EMBED_TABLE = 0,  // address
+  TG_EMBED_TABLE = 0,  // address; with TG_EMBED_PACKED a tg_weight of a float format, whose rows are its outputs
   TG_EMBED_DTYPE = 1,  // of the table
   TG_EMBED_ROWS = 2,
   TG_EMBED_Y = 3,       // buffer
   TG_EMBED_OFFSET = 4,  // added to the index
   TG_EMBED_FACTOR = 0,  // numbers
-  TG_EMBED_BY_POSITION = 2,  // flag, beside TG_ADD: y += ...
+  TG_EMBED_BY_POSITION = 2,  // flags, beside TG_ADD: y += ...
+  TG_EMBED_PACKED = 4,
 };
 
 // y = x / rms(x) * weight, or with TG_LAYER_NORM (x - mean) / std * weight + bias. y may be x.
@@ -52,7 +53,8 @@ enum tg_rope_table {
 };
 
 // x [tokens, (heads + kv_heads) * head_dim + kv_heads * value_dim]: queries and keys are turned in place by a table of
-// TG_ROPE_TABLE, and keys and values go to the cache. The table may be narrower than a head: the rest stays.
+// TG_ROPE_TABLE, and keys and values go to the cache. The table may be narrower than a head: it turns the
+// numbers from `first` on, and the rest stays.
 enum tg_rope_write {
   TG_ROPE_X = 0,
   TG_ROPE_HEADS = 1,
@@ -66,6 +68,7 @@ enum tg_rope_write {
   TG_ROPE_CACHE_DTYPE = 9,
   TG_ROPE_KEY_STRIDE = 10,  // elements from row to row of the cache
   TG_ROPE_VALUE_STRIDE = 11,
+  TG_ROPE_FIRST = 12,
 };
 
 // Attention of each token to its own sequence in the cache, up to itself. The score of a key is scale * query . key, then
@@ -119,6 +122,53 @@ enum tg_change {
   TG_CLAMP_HIGH = 1,
   TG_SCALE_FACTOR = 0,
   TG_SCALE_CAP = 1,  // 0: none
+};
+
+// Columns of x go to y, in `units` runs of `width` columns each, which lie a step apart.
+enum tg_move {
+  TG_MOVE_X = 0,
+  TG_MOVE_Y = 1,
+  TG_MOVE_UNITS = 2,
+  TG_MOVE_WIDTH = 3,
+  TG_MOVE_X_STEP = 4,  // columns from one run to the next
+  TG_MOVE_Y_STEP = 5,
+};
+
+// x = sigmoid(s) * x; s [rows, 1].
+enum tg_switch { TG_SWITCH_X = 0, TG_SWITCH_S = 1 };
+
+// Of each token's scores the experts that are chosen, and the shares of what they give. Scores become probabilities: softmax
+// over all, over the chosen ones alone, or a sigmoid each. The correction is added for the choice alone. With groups, only
+// experts of the groups whose best expert (or best two together) are best are chosen. Shares are normalized on request and scaled.
+enum tg_route {
+  TG_ROUTE_X = 0,       // buffer [rows, experts] float32
+  TG_ROUTE_CHOSEN = 1,  // buffer [rows, top] int32
+  TG_ROUTE_SHARES = 2,  // buffer [rows, top] float32
+  TG_ROUTE_CORRECTION = 3,  // address: [experts] float32; 0: none
+  TG_ROUTE_SCORE = 4,       // tg_score
+  TG_ROUTE_GROUPS = 5,
+  TG_ROUTE_TOP_GROUPS = 6,
+  TG_ROUTE_BEST = 7,      // experts that a group is judged by: 1 or 2
+  TG_ROUTE_SCALE = 0,     // numbers
+  TG_ROUTE_NORMALIZE = 1, // flag: shares sum up to 1, before they are scaled
+};
+
+typedef enum tg_score { TG_SCORE_SOFTMAX = 0, TG_SCORE_CHOSEN = 1, TG_SCORE_SIGMOID = 2 } tg_score;
+
+// y = the sum over a token's experts of share * down(activation(up(x))), gated as TG_ACTIVATE_GATED. All experts have one shape.
+enum tg_experts {
+  TG_EXPERTS_X = 0,       // buffer [rows, ins]
+  TG_EXPERTS_Y = 1,       // buffer [rows, outs], not x
+  TG_EXPERTS_CHOSEN = 2,  // buffers of TG_ROUTE
+  TG_EXPERTS_SHARES = 3,
+  TG_EXPERTS_COUNT = 4,
+  TG_EXPERTS_UP = 5,         // address: [count] tg_weight pointers, each [2 * neurons, ins], gates first
+  TG_EXPERTS_DOWN = 6,       // address: [count] tg_weight pointers, each [outs, neurons]
+  TG_EXPERTS_UP_BIAS = 7,    // address: [count, 2 * neurons] float32; 0: none
+  TG_EXPERTS_DOWN_BIAS = 8,  // address: [count, outs] float32; 0: none
+  TG_EXPERTS_KIND = 9,       // tg_activation
+  TG_EXPERTS_LIMIT = 0,      // numbers, of TG_CLAMPED_SILU
+  TG_EXPERTS_ALPHA = 1,
 };
 
 // TG_GATHER_ROWS: y[i] = x[step.sampled[i]]; x has a row for each token, y one for each output.

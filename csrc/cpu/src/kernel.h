@@ -111,8 +111,10 @@ namespace tg::TG_ISA {
 const Kernel *kernel_of(int32_t kind);  // table.cpp; null for a kind that there is no kernel for
 
 extern const Kernel linear;                                            // linear.cpp
-extern const Kernel embed, gather_rows, norm, add_rows;               // rows.cpp
-extern const Kernel activate, activate_gated, clamp, scale;           // elementwise.cpp
+extern const Kernel embed, gather_rows, norm, add_rows, move;         // rows.cpp
+extern const Kernel activate, activate_gated, clamp, scale, toggle;   // elementwise.cpp
+extern const Kernel route;                                            // route.cpp
+extern const Kernel experts;                                          // experts.cpp
 extern const Kernel rope_table, rope_write;                           // rope.cpp
 extern const Kernel attention;                                        // attention.cpp
 extern const Kernel argmax;                                           // sampling.cpp

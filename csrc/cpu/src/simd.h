@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernel.h"
+#include "half.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -40,7 +40,13 @@ TG_INLINE To cast(From from) {
   return to;
 }
 
+// A float16 in memory.
+struct Half {
+  uint16_t bits;
+};
+
 TG_INLINE float to_float(float x) { return x; }
+TG_INLINE float to_float(Half x) { return float_of_f16(x.bits); }
 TG_INLINE float to_float(Bf16 x) { return cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
 // Rounds to the nearest, ties to even; a NaN stays one.
@@ -51,6 +57,7 @@ TG_INLINE uint16_t bf16_bits(float x) {
 }
 TG_INLINE void put(float *to, float x) { *to = x; }
 TG_INLINE void put(Bf16 *to, float x) { to->bits = bf16_bits(x); }
+TG_INLINE void put(Half *to, float x) { to->bits = f16_of(x); }
 // x as it is once stored as T.
 template <typename T>
 TG_INLINE float rounded(float x) {
@@ -71,6 +78,17 @@ TG_INLINE Vec load(const Bf16 *from) {
   memcpy(&h, from, sizeof h);
   return cast<Vec>(__builtin_convertvector(h, UVec) << 16);
 }
+TG_INLINE Vec load(const Half *from) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; i++) v[i] = to_float(from[i]);
+  return v;
+#endif
+}
 TG_INLINE void store(float *to, Vec v) { memcpy(to, &v, sizeof v); }
 TG_INLINE HVec to_bf16(Vec v) {
 #if defined(__AVX512BF16__)
@@ -84,6 +102,15 @@ TG_INLINE HVec to_bf16(Vec v) {
 TG_INLINE void store(Bf16 *to, Vec v) {
   const HVec h = to_bf16(v);
   memcpy(to, &h, sizeof h);
+}
+TG_INLINE void store(Half *to, Vec v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; i++) put(to + i, v[i]);
+#endif
 }
 // The first `count` numbers, fewer than kLanes; the others are 0 and are not read.
 template <typename T>

@@ -4,6 +4,7 @@
 //
 //   float32      [panel][in][16]
 //   bfloat16     [panel][in / 2][16][2]         ins rounded up to 32
+//   float16      [panel][in][16]                ins rounded up to 2; each unit is of one input alone
 //   int8         [panel][in / 4][16][4]         ins rounded up to 64; value + 128
 //   int8 groups  as int8, then [group][16] float16 behind each panel
 //   int4 groups  [panel][in / 8][16][4]         value + 8; the low nibbles are the unit of four inputs, the high ones the next
@@ -18,6 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "half.h"
 #include "pool.h"
 #include "weight_blocks.h"
 
@@ -48,29 +50,6 @@ uint16_t bf16_of(float x) {
   const uint32_t bits = bits_of<uint32_t>(x);
   if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// To the nearest, ties to even; beyond the range infinite.
-uint16_t f16_of(float x) {
-  const uint32_t bits = bits_of<uint32_t>(x);
-  const uint32_t sign = (bits >> 16) & 0x8000;
-  const uint32_t size = bits & 0x7fffffff;
-  if (size > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
-  if (size >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
-  if (size < 0x38800000) {  // below the smallest normal: a multiple of 2^-24
-    const float units = float_of(size) + 0.5f;  // the last bit of 0.5's fraction is 2^-24
-    return static_cast<uint16_t>(sign | (bits_of<uint32_t>(units) - 0x3f000000));
-  }
-  return static_cast<uint16_t>(sign | ((size + 0xfff + ((size >> 13) & 1) - 0x38000000) >> 13));
-}
-
-float float_of_f16(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-  const uint32_t exponent = (half >> 10) & 31, fraction = half & 1023;
-  if (exponent == 31) return float_of(sign | 0x7f800000 | (fraction << 13));
-  if (exponent != 0) return float_of(sign | ((exponent + 112) << 23) | (fraction << 13));
-  const float size = static_cast<float>(fraction) * 5.9604644775390625e-8f;
-  return sign != 0 ? -size : size;
 }
 
 float float_at(const tg_rows *rows, int64_t index) {
@@ -116,6 +95,15 @@ void pack_floats(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int6
   }
 }
 
+void pack_halves(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg_rows *rows, int64_t row) {
+  const bool halves = rows->dtype == TG_F16;
+  for (int64_t i = 0; i < weight->ins; i++) {
+    const int64_t from = row * rows->stride + i;
+    const uint16_t half = halves ? static_cast<const uint16_t *>(rows->values)[from] : f16_of(float_at(rows, from));
+    memcpy(panel + (i * kPanel + lane) * 2, &half, 2);
+  }
+}
+
 void pack_int8(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_t row) {
   pack_units(to, static_cast<const uint8_t *>(rows->values) + row * rows->stride, weight->ins, 0x80808080);  // + 128
 }
@@ -144,6 +132,25 @@ void pack_scales(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg
   for (int64_t g = 0; g < weight->groups; g++) zeros[g * kPanel] = static_cast<uint8_t>(from[weight->groups + g]);
 }
 
+// Zeros. Large ones are pages that nobody has touched: a model is made room for before its weights are there, and what is
+// let go of them is the room that the packed ones take.
+void *room_for(int64_t bytes) {
+  if (bytes < kHugePage) {
+    void *memory = aligned_alloc(64, round_up(bytes, 64));
+    if (memory != nullptr) memset(memory, 0, bytes);
+    return memory;
+  }
+  const int64_t wanted = round_up(bytes, kHugePage), mapped = wanted + kHugePage;
+  void *memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  char *begin = static_cast<char *>(memory);
+  const int64_t before = round_up(reinterpret_cast<intptr_t>(begin), kHugePage) - reinterpret_cast<intptr_t>(begin);
+  if (before > 0) munmap(begin, before);
+  if (before < kHugePage) munmap(begin + before + wanted, kHugePage - before);
+  madvise(begin + before, wanted, MADV_HUGEPAGE);
+  return begin + before;
+}
+
 const char *check(const tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   if (rows->rows < 0 || first_out < 0 || first_out > weight->outs || rows->rows > weight->outs - first_out) {
     return "the rows leave the weight";
@@ -168,10 +175,8 @@ namespace {
 
 // A weight without memory: its sizes, and in `scales` NULL. NULL with an error when there is no such weight.
 tg_weight *shaped(int32_t format, int64_t outs, int64_t ins, int64_t group) {
-  const bool blocks = is_block(format);
-  if (!blocks && !is_integer(format) && format != TG_WEIGHT_F32 && format != TG_WEIGHT_BF16) {
-    return set_error("no such weight format"), nullptr;
-  }
+  const bool blocks = is_block(format), halves = format == TG_WEIGHT_BF16 || format == TG_WEIGHT_F16;
+  if (!blocks && !is_integer(format) && !halves && format != TG_WEIGHT_F32) return set_error("no such weight format"), nullptr;
   if (outs < 1 || ins < 1 || outs > kMost || ins > kMost) return set_error("a weight has 1 to 2^31 rows and columns"), nullptr;
   // Where a sum of products of 255 and 127 may leave 32 bits.
   if ((is_integer(format) || blocks) && ins > 65536) return set_error("an integer format has at most 65536 inputs"), nullptr;
@@ -188,9 +193,10 @@ tg_weight *shaped(int32_t format, int64_t outs, int64_t ins, int64_t group) {
   weight->group = has_groups(format) ? group : 0;
   weight->panels = ceil_div(outs, kPanel);
   weight->padded = format == TG_WEIGHT_F32 ? ins : format == TG_WEIGHT_BF16 ? round_up(ins, 32) : round_up(ins, 64);
+  if (format == TG_WEIGHT_F16) weight->padded = round_up(ins, 2);
   if (has_groups(format)) weight->padded = ins;  // a group of 32 may end the row: a tile of half the height
   weight->groups = has_groups(format) ? ins / group : 0;
-  const int64_t bits = format == TG_WEIGHT_F32 ? 32 : format == TG_WEIGHT_BF16 ? 16 : is_int4(format) ? 4 : 8;
+  const int64_t bits = format == TG_WEIGHT_F32 ? 32 : halves ? 16 : is_int4(format) ? 4 : 8;
   weight->value_bytes = weight->padded * kPanel * bits / 8;
   weight->panel_bytes = weight->value_bytes + weight->groups * kPanel * (format == TG_WEIGHT_INT4_ZEROS ? 3 : 2);
   if (blocks) {
@@ -216,19 +222,11 @@ void place(tg_weight *weight, uint8_t *memory) {
 tg_weight *weight_create(int32_t format, int64_t outs, int64_t ins, int64_t group) {
   tg_weight *weight = shaped(format, outs, ins, group);
   if (weight == nullptr) return nullptr;
-  void *memory = nullptr;
-  if (weight->bytes >= kHugePage) {
-    const int64_t bytes = round_up(weight->bytes, kHugePage);
-    memory = aligned_alloc(kHugePage, bytes);
-    if (memory != nullptr) madvise(memory, bytes, MADV_HUGEPAGE);
-  } else {
-    memory = aligned_alloc(64, round_up(weight->bytes, 64));
-  }
+  void *memory = room_for(weight->bytes);
   if (memory == nullptr) {
     free(weight);
     return set_error("no memory for a packed weight"), nullptr;
   }
-  memset(memory, 0, weight->bytes);
   weight->owned = true;
   place(weight, static_cast<uint8_t *>(memory));
   return weight;
@@ -257,6 +255,7 @@ int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
     switch (weight->format) {
       case TG_WEIGHT_F32:
       case TG_WEIGHT_BF16: pack_floats(weight, to, rows, row); break;
+      case TG_WEIGHT_F16: pack_halves(weight, panel, lane, rows, row); break;
       case TG_WEIGHT_INT8:
         pack_int8(weight, to, rows, row);
         weight->scales[out] = rows->scales[row * most(rows->scale_stride, 1)];
@@ -281,7 +280,11 @@ int64_t weight_bytes(const tg_weight *weight) { return weight->bytes; }
 
 void weight_destroy(tg_weight *weight) {
   if (weight == nullptr) return;
-  if (weight->owned) free(weight->values);
+  if (weight->owned && weight->bytes >= kHugePage) {
+    munmap(weight->values, round_up(weight->bytes, kHugePage));
+  } else if (weight->owned) {
+    free(weight->values);
+  }
   free(weight);
 }
 

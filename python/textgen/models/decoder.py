@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -40,6 +40,14 @@ class PackedBatch:
     encoder: EncoderBatch | None = None  # of an encoder-decoder model, whose decoder's tokens are the ones above
 
 
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """Of rows of logits: the first of the largest, and the log of the sum of their exp."""
+
+    tokens: Tensor  # [rows] int64
+    normaliser: Tensor  # [rows] float32
+
+
 class Model(Protocol):
     """What a shard runs: a `Decoder`, or what stands in for one."""
 
@@ -54,6 +62,15 @@ class Model(Protocol):
     def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class FindsLikeliest(Protocol):
+    """A model that looks for the likeliest tokens while it makes logits."""
+
+    def likeliest(self) -> Likeliest | None:
+        """Of the rows of the last `logits`; None where it did not look. The next `logits` overwrite it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,22 +108,23 @@ def shape(
     return logits if allowed is None else allowed.restrict(logits)
 
 
-def choose(logits: Tensor, rows: SamplingRows) -> Tensor:
+def choose(logits: Tensor, rows: SamplingRows, largest: Tensor | None = None) -> Tensor:
     """[rows] int64 token ids from shaped logits. A row that may draw nothing gets any token: ask `Allowed.permits` and
-    `RuledRows.forbids`."""
+    `RuledRows.forbids`. `largest` [rows] int64: the likeliest token of each row, where somebody has looked already."""
     drawn = rows.temperature > 0
-    if not drawn.any():
-        return logits.argmax(dim=-1)
     if drawn.all():
         return _draw(logits, rows, drawn)
-    tokens = logits.argmax(dim=-1)
+    tokens = logits.argmax(dim=-1) if largest is None else largest.clone()
+    if not drawn.any():
+        return tokens
     where = _indices(drawn, logits)
     return tokens.index_copy_(0, where, _draw(logits.index_select(0, where), rows, drawn))
 
 
-def score(logits: Tensor, tokens: Tensor) -> Scores:
+def score(logits: Tensor, tokens: Tensor, normaliser: Tensor | None = None) -> Scores:
     """The model's own log-probabilities of the tokens."""
-    normaliser = logits.logsumexp(dim=-1)
+    if normaliser is None:
+        normaliser = logits.logsumexp(dim=-1)
     return Scores(normaliser, logits.gather(-1, tokens[:, None]).squeeze(-1) - normaliser)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from textgen.models.decoder import Model
+from textgen.models.decoder import FindsLikeliest, Model
 from textgen.models.groups import LayerGroups
 from textgen.ops import Ops
 from textgen.ops.sampling import Allowed, Mask, choose, score, shape
@@ -74,6 +74,7 @@ class Runner:
     ) -> None:
         self.model, self.cache, self.slots, self.bounds = model, cache, slots, bounds
         self.memory, self._ops = memory, ops
+        self._finder = model if isinstance(model, FindsLikeliest) else None
         self.groups = groups
 
     @torch.inference_mode()
@@ -178,9 +179,10 @@ class Runner:
         allowed = None if limits is None else limits.allowed
         rows, rules = slots.sampling_rows(chosen, position), slots.ruled_rows(chosen, position)
         shaped = shape(logits, rows, history, allowed, rules)
-        tokens = choose(shaped, rows)
+        known = None if self._finder is None else self._finder.likeliest()
+        tokens = choose(shaped, rows, None if known is None or shaped is not logits else known.tokens)
+        scores = score(logits, tokens, None if known is None else known.normaliser)
         stuck = None if rules is None else chosen[rules.rows[rules.forbids(shaped, tokens).cpu().numpy()]]
-        scores = score(logits, tokens)
         slots.last_token.index_copy_(0, torch.from_numpy(chosen).to(logits.device), tokens)
         slots.has_last[chosen] = True
         slots.remember(chosen, position, tokens)

@@ -18,7 +18,7 @@ from textgen.models.groups import group_layers
 from textgen.models.load import load_model
 from textgen.models.spec import DecoderSpec
 from textgen.ops import select_ops
-from textgen.ops.cpu.model import PlanSizes, load_planned
+from textgen.ops.cpu.model import PlannedModel, PlanSizes, load_planned
 from textgen.parallel import Parallel
 from textgen.quantization.blocks import BlockFormat
 from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
@@ -75,7 +75,8 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
     executor = Executor(runner, inbox, FrameWriter(link), metrics, settings.stuck_after)
 
     def prepare() -> Hello:
-        use_threads(settings.threads)
+        # The kernels have workers of their own, and two pools that spin would take the cores from each other.
+        use_threads(1 if isinstance(runner.model, PlannedModel) else settings.threads)
         with phases.timed("warm-up"), _memory_refusals(settings):
             warm_up(runner)
         measured: list[MeasuredStep] = []

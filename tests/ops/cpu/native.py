@@ -19,7 +19,9 @@ from textgen import _router
 EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE, GATHER_ROWS = range(1, 11)
 ROPE_TABLE, ARGMAX = 12, 13
 ADD, BY_POSITION, LAYER_NORM = 1, 2, 2  # flags
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+EXPERTS, MOVE, ROUTE, SWITCH = 11, 14, 15, 16
+PACKED, NORMALIZED = 4, 1  # flags
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 5}
 
 
 class Op(ctypes.Structure):
@@ -158,6 +160,7 @@ class Native:
     """Kernels of one instruction set on a pool of threads."""
 
     def __init__(self, isa: str, workers: int) -> None:
+        self.isa = isa
         self._api = ctypes.cast(_address(isa), POINTER(Api)).contents
         assert self._api.isa == isa.encode()
         self._pool = self._api.pool_create(workers, 100, None)

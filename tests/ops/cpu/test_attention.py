@@ -130,6 +130,14 @@ def test_one_long_sequence_is_shared_by_all_workers(
     Case(rng, dtype, (9, 3), (64, 64), [shape], 16, AttentionForm(0.125), window).check(native)
 
 
+def test_a_cache_of_float16(native: Native, rng: random.Random) -> None:
+    """Numbers of the cache are what they are; all the rest is float32."""
+    dims = rng.choice([(64, 64), (40, 72)])
+    case = Case(rng, torch.float16, (8, 2), dims, segments(rng, 4), 16, AttentionForm(0.3), None)
+    case.query = wider(case.query.float())
+    case.check(native)
+
+
 @KINDS
 def test_latent_heads(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
     """One wide head of the cache whose values are the first numbers of its keys."""

@@ -17,6 +17,7 @@ from .guarded import guarded
 from .weights import (
     BF16,
     BLOCKS,
+    F16,
     F32,
     INT4_GROUPS,
     INT4_ZEROS,
@@ -31,7 +32,7 @@ from .weights import (
 )
 
 GROUPED = [(form, group) for form in (INT8_GROUPS, INT4_GROUPS, INT4_ZEROS) for group in (32, 64, 128)]
-FORMS = [(F32, 0), (BF16, 0), (INT8, 0), *GROUPED, *((form, 0) for form in BLOCKS)]
+FORMS = [(F32, 0), (BF16, 0), (F16, 0), (INT8, 0), *GROUPED, *((form, 0) for form in BLOCKS)]
 KERNELS = [kernels for isa in ("amx", "avx512", "avx2", "neon", "portable") if (kernels := kernels_of(isa))]
 
 

@@ -18,12 +18,16 @@ from .native import (
     EMBED,
     GATHER_ROWS,
     LAYER_NORM,
+    MOVE,
     NORM,
+    PACKED,
     Native,
     Step,
 )
+from .weights import BF16, F16, F32, Matrix, kernels_of, packed
 
 KINDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+FORMS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 WIDTHS = (1, 7, 16, 33, 64, 576)
 
 
@@ -57,6 +61,42 @@ def test_embedding_and_positions(
     native.run((EMBED, args, {0: 1.0}, ADD | BY_POSITION), [y], step)
     assert step.positions is not None
     assert_near(y, (expected.float() + learned[step.positions + 2].float()).to(dtype))
+
+
+@KINDS
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_packed_table(native: Native, rng: random.Random, dtype: torch.dtype, table_dtype: torch.dtype) -> None:
+    """A head's weight, as it is packed for products, gives rows as the table did."""
+    width, tokens = rng.choice(WIDTHS), rng.randint(1, 9)
+    table = torch.randn(50, width).to(table_dtype)
+    kernels = kernels_of(native.isa)
+    assert kernels is not None
+    weight = packed(kernels, Matrix(FORMS[table_dtype], table), rng)
+    ids = torch.randint(0, 50, (tokens,))
+    y = wider(torch.empty(tokens, width, dtype=dtype))
+    args = {0: weight.address, 2: 50, 3: 0}
+    native.run((EMBED, args, {0: 1.0}, PACKED), [y], Step(tokens, ids=ids))
+    assert torch.equal(y, table[ids].to(dtype))
+    native.run((EMBED, args, {0: 0.5}, PACKED | ADD), [y], Step(tokens, ids=ids))
+    assert_near(y, (table[ids].to(dtype).float() + 0.5 * table[ids].float()).to(dtype))
+    with pytest.raises(ValueError, match="no table of floats as wide as y"):
+        native.plan((EMBED, args | {2: 51}, {0: 1.0}, PACKED), [y])
+
+
+@KINDS
+def test_runs_of_columns_are_moved(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
+    units, run, tokens = rng.randint(1, 5), rng.randint(1, 20), rng.randint(1, 9)
+    x_step, y_step = run + rng.randint(0, 7), run + rng.randint(0, 7)
+    x = wider(torch.randn(tokens, (units - 1) * x_step + run).to(dtype))
+    y = wider(torch.zeros(tokens, (units - 1) * y_step + run, dtype=dtype))
+    expected = y.clone()
+    for unit in range(units):
+        expected[:, unit * y_step : unit * y_step + run] = x[:, unit * x_step : unit * x_step + run]
+    args = {0: 0, 1: 1, 2: units, 3: run, 4: x_step, 5: y_step}
+    native.run((MOVE, args, {}, 0), [x, y], Step(tokens))
+    assert torch.equal(y, expected)
+    with pytest.raises(ValueError, match="leave x or y"):
+        native.plan((MOVE, args | {2: units + 1, 4: x_step}, {}, 0), [x, y])
 
 
 def test_an_index_outside_of_the_table_reads_no_other_memory(native: Native) -> None:

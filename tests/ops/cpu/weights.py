@@ -17,8 +17,8 @@ from textgen.ops.cpu.library import DTYPES, BufferRecord, Handle, Kernels, Kerne
 from .guarded import guarded
 
 LINEAR, ADD = 0, 1
-F32, BF16, INT8, INT8_GROUPS, INT4_GROUPS = range(5)
-Q4_K, Q5_K, Q6_K, INT4_ZEROS = 6, 7, 8, 9
+F32, BF16, INT8, INT8_GROUPS, INT4_GROUPS, F16, Q4_K, Q5_K, Q6_K, INT4_ZEROS = range(10)
+FLOATS = {F32: torch.float32, BF16: torch.bfloat16, F16: torch.float16}
 BLOCKS = {  # the file's name, inputs to a group, where the scales in float16 lie, and where the values end and begin
     Q4_K: (GGMLQuantizationType.Q4_K, 32, (0, 2), slice(16, None)),
     Q5_K: (GGMLQuantizationType.Q5_K, 32, (0, 2), slice(16, None)),
@@ -59,8 +59,8 @@ class Matrix:
             bare[..., parts] = 0  # what is left are the minima
             least = torch.from_numpy(dequantize(bare.reshape(len(values), -1), kind)).double() * (self.form != Q6_K)
             return x @ values.T, x.abs() @ ((values - least).abs() + least.abs()).T
-        if self.form == F32:
-            x, values = x.double(), self.values.double()
+        if self.form in (F32, F16):
+            x, values = x.double(), self.values.to(FLOATS[self.form]).double()
         elif self.form == BF16:
             x, values = x.bfloat16().double(), self.values.bfloat16().double()
         else:
@@ -87,8 +87,8 @@ def _quantized(x: Tensor, group: int) -> Tensor:
 
 
 def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int = 0) -> Matrix:
-    if form in (F32, BF16):
-        return Matrix(form, torch.randn(outs, ins, dtype=[torch.float32, torch.bfloat16][form]))
+    if form in FLOATS:
+        return Matrix(form, torch.randn(outs, ins).to(FLOATS[form]))
     if form in BLOCKS:
         kind, _, scales, _ = BLOCKS[form]
         size = GGML_QUANT_SIZES[kind][1]

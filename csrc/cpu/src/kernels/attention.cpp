@@ -258,7 +258,7 @@ const char *attention_check(const tg_op &op, const Shape &shape) {
     return "attention: q or y is narrower than its heads";
   }
   if (shape.buffers[q].extent != TG_TOKENS || shape.buffers[y].extent != TG_TOKENS) return "attention: q or y is not by token";
-  if (!is_float(op.args[TG_ATTENTION_CACHE_DTYPE])) return "attention: the cache is neither float32 nor bfloat16";
+  if (!is_stored(op.args[TG_ATTENTION_CACHE_DTYPE])) return "attention: the cache is not one of floats";
   if (op.args[TG_ATTENTION_KEYS] == 0 || op.args[TG_ATTENTION_VALUES] == 0) return "attention: there is no cache";
   if (op.args[TG_ATTENTION_BIASES] != 0 && op.args[TG_ATTENTION_DISTANCES] < 1) return "attention: biases of no distance";
   if (op.args[TG_ATTENTION_GROUP] < 0 || op.args[TG_ATTENTION_WINDOW] < 0) return "attention: group or window is negative";

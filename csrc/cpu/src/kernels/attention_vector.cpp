@@ -1,20 +1,12 @@
-// Attention of few rows: a sequence's last token, or short runs of tokens. Any instruction set, float32 and bfloat16.
+// Attention of few rows: a sequence's last token, or short runs of tokens. Any instruction set and type of cache.
 #include "attention.h"
 
 namespace tg::TG_ISA {
 namespace {
 
 // The products of one query with kLanes keys; all begin at whole vectors and are padded with zeros.
-TG_INLINE Vec products(const float *query, const float *const *keys, int64_t dim) {
-  Vec total[kLanes] = {};
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const Vec q = load(query + d);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; i++) total[i] = fma(q, load(keys[i] + d), total[i]);
-  }
-  return sums(total);
-}
-TG_INLINE Vec products(const float *query, const Bf16 *const *keys, int64_t dim) {
+template <typename T>
+TG_INLINE Vec products(const float *query, const T *const *keys, int64_t dim) {
   Vec total[kLanes] = {};
   for (int64_t d = 0; d < dim; d += kLanes) {
     const Vec q = load(query + d);
@@ -166,6 +158,7 @@ void attend_by_vectors(const Attention &form, const Task &task, const Run &run, 
     copy_queries<float, float>(form, task, run, space.query);
   }
   if (form.cache_dtype == TG_BF16) return attend<float, Bf16>(form, task, space, partial, first, last);
+  if (form.cache_dtype == TG_F16) return attend<float, Half>(form, task, space, partial, first, last);
   attend<float, float>(form, task, space, partial, first, last);
 }
 

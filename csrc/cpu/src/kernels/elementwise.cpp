@@ -46,28 +46,45 @@ TG_INLINE void by_run(const Run &run, int64_t rows, int64_t width, const F &f) {
   }
 }
 
+// Numbers [begin, end) of a row of `width`; the gates of `from` come first, if it has them.
+template <typename T, int kind, bool gated>
+TG_INLINE void activate_part(const Clamped &clamped, const T *from, T *to, int64_t width, int64_t begin, int64_t end) {
+  const Vec limit = splat(clamped.limit), alpha = splat(clamped.alpha);
+  by_vector(begin, end, [&](int64_t i, int lanes) {
+    Vec gate = load_lanes(from + i, lanes);
+    if constexpr (kind == TG_CLAMPED_SILU) {
+      Vec up = load_lanes(from + width + i, lanes);
+      gate = gate > limit ? limit : gate;
+      up = up > limit ? limit : (up < -limit ? -limit : up);
+      gate = gate * sigmoid(alpha * gate) * (up + 1.0f);
+    } else {
+      gate = activation<kind>(gate);
+      if constexpr (gated) gate *= load_lanes(from + width + i, lanes);
+    }
+    store_lanes(to + i, gate, lanes);
+  });
+}
+
 template <typename T, int kind, bool gated>
 void activate_by(const tg_op &op, const Run &run) {
   const int64_t x = op.args[TG_ACTIVATE_X], y = op.args[TG_ACTIVATE_Y], width = run.buffer(y).width;
-  const Vec limit = splat(static_cast<float>(op.numbers[TG_ACTIVATE_LIMIT]));
-  const Vec alpha = splat(static_cast<float>(op.numbers[TG_ACTIVATE_ALPHA]));
+  const Clamped clamped = {static_cast<float>(op.numbers[TG_ACTIVATE_LIMIT]),
+                           static_cast<float>(op.numbers[TG_ACTIVATE_ALPHA])};
   by_run(run, run.rows(y), width, [&](int64_t row, int64_t begin, int64_t end) {
-    const T *from = run.row<T>(x, row);
-    T *to = run.row<T>(y, row);
-    by_vector(begin, end, [&](int64_t i, int lanes) {
-      Vec gate = load_lanes(from + i, lanes);
-      if constexpr (kind == TG_CLAMPED_SILU) {
-        Vec up = load_lanes(from + width + i, lanes);
-        gate = gate > limit ? limit : gate;
-        up = up > limit ? limit : (up < -limit ? -limit : up);
-        gate = gate * sigmoid(alpha * gate) * (up + 1.0f);
-      } else {
-        gate = activation<kind>(gate);
-        if constexpr (gated) gate *= load_lanes(from + width + i, lanes);
-      }
-      store_lanes(to + i, gate, lanes);
-    });
+    activate_part<T, kind, gated>(clamped, run.row<T>(x, row), run.row<T>(y, row), width, begin, end);
   });
+}
+
+template <typename T>
+void activate_row_as(int64_t kind, const Clamped &clamped, const T *from, T *to, int64_t width) {
+  switch (kind) {
+    case TG_SILU: return activate_part<T, TG_SILU, true>(clamped, from, to, width, 0, width);
+    case TG_GELU: return activate_part<T, TG_GELU, true>(clamped, from, to, width, 0, width);
+    case TG_GELU_TANH: return activate_part<T, TG_GELU_TANH, true>(clamped, from, to, width, 0, width);
+    case TG_RELU: return activate_part<T, TG_RELU, true>(clamped, from, to, width, 0, width);
+    case TG_RELU2: return activate_part<T, TG_RELU2, true>(clamped, from, to, width, 0, width);
+    default: return activate_part<T, TG_CLAMPED_SILU, true>(clamped, from, to, width, 0, width);
+  }
 }
 
 template <typename T, bool gated>
@@ -98,6 +115,28 @@ const char *activate_check(const tg_op &op, const Shape &shape) {
   if (kind < TG_SILU || kind > (gated ? TG_CLAMPED_SILU : TG_RELU2)) return "activate: no such activation";
   if (gated && from.address == to.address && from.address != nullptr && x != y) return "activate: y lies on x";
   return nullptr;
+}
+
+void switch_run(const tg_op &op, const Run &run) {
+  const int64_t x = op.args[TG_SWITCH_X], s = op.args[TG_SWITCH_S];
+  by_dtype(run.buffer(x).dtype, [&](auto t) {
+    by_dtype(run.buffer(s).dtype, [&](auto u) {
+      using T = typename decltype(t)::type;
+      using S = typename decltype(u)::type;
+      by_run(run, run.rows(x), run.buffer(x).width, [&](int64_t row, int64_t begin, int64_t end) {
+        const Vec factor = sigmoid(splat(to_float(*run.row<S>(s, row))));
+        T *values = run.row<T>(x, row);
+        by_vector(begin, end,
+                  [&](int64_t i, int lanes) { store_lanes(values + i, factor * load_lanes(values + i, lanes), lanes); });
+      });
+    });
+  });
+}
+
+const char *switch_check(const tg_op &op, const Shape &shape) {
+  const int64_t x = op.args[TG_SWITCH_X], s = op.args[TG_SWITCH_S];
+  if (!shape.is_float(x) || !shape.is_float(s)) return "switch: a buffer is neither float32 nor bfloat16";
+  return shape.buffers[x].extent == shape.buffers[s].extent ? nullptr : "switch: x and s have different rows";
 }
 
 template <typename F>
@@ -132,9 +171,17 @@ const char *change_check(const tg_op &op, const Shape &shape) {
 
 }  // namespace
 
+void activate_gated_row(int64_t kind, const Clamped &clamped, const float *from, float *to, int64_t width) {
+  activate_row_as(kind, clamped, from, to, width);
+}
+void activate_gated_row(int64_t kind, const Clamped &clamped, const Bf16 *from, Bf16 *to, int64_t width) {
+  activate_row_as(kind, clamped, from, to, width);
+}
+
 extern const Kernel activate = {activate_run<false>, activate_check<false>, nullptr};
 extern const Kernel activate_gated = {activate_run<true>, activate_check<true>, nullptr};
 extern const Kernel clamp = {clamp_run, change_check, nullptr};
 extern const Kernel scale = {scale_run, change_check, nullptr};
+extern const Kernel toggle = {switch_run, switch_check, nullptr};
 
 }  // namespace tg::TG_ISA

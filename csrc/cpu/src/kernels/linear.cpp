@@ -12,7 +12,7 @@ void run_linear(const tg_op &op, const Run &run) {
   const tg_buffer &x = run.buffer(op.args[2]), &y = run.buffer(op.args[3]);
   const int64_t rows = run.rows(op.args[3]);
   if (rows == 0) return;
-  const bool tiles = rows >= kTileRows && has_tiles(weight->format);
+  const bool tiles = by_tiles(weight, rows);
   const Layout layout = layout_of(weight, rows);
   // One row is prepared by each worker for itself: that takes less time than to meet.
   const bool alone = rows == 1;
@@ -28,10 +28,7 @@ void run_linear(const tg_op &op, const Run &run) {
   job.y_stride = y.stride * (job.y_bf16 ? 2 : 4);
   job.rows = rows;
   job.add = (op.flags & TG_ADD) != 0;
-  job.x.values = space;
-  job.x.row_bytes = layout.row_bytes;
-  job.x.scales = reinterpret_cast<const float *>(space + layout.values);
-  job.x.sums = reinterpret_cast<const int32_t *>(space + layout.values + layout.scales);
+  take_prepared(job, space, layout);
   job.panels = run.share(weight->panels);
   if (tiles) {
     multiply_tiles(job, run.scratch);

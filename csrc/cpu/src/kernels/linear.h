@@ -43,8 +43,10 @@ TG_INLINE bool is_small(int32_t format) {
 TG_INLINE bool has_minima(int32_t format) {
   return format == TG_WEIGHT_Q4_K || format == TG_WEIGHT_Q5_K || format == TG_WEIGHT_INT4_ZEROS;
 }
-// What tiles multiply.
-TG_INLINE bool has_tiles(int32_t format) { return kTiles && format >= TG_WEIGHT_BF16 && format <= TG_WEIGHT_INT4_GROUPS; }
+// Whether so many rows are multiplied by tiles.
+TG_INLINE bool by_tiles(const tg_weight *weight, int64_t rows) {
+  return kTiles && rows >= kTileRows && weight->format >= TG_WEIGHT_BF16 && weight->format <= TG_WEIGHT_INT4_GROUPS;
+}
 
 // Adds bias and y to a panel's sums, rounds once, and stores.
 template <typename Y>
@@ -105,10 +107,19 @@ struct Layout {
 };
 Layout layout_of(const tg_weight *weight, int64_t rows);
 void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, bool tiles, char *to, const Layout &layout);
+void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t row, bool tiles, char *to, const Layout &layout);
 
 void multiply_rows(const Linear &job);   // linear_vector.cpp
 void multiply_small(const Linear &job);  // linear_small.cpp
 void multiply_tiles(const Linear &job, char *scratch);  // linear_tile.cpp
 int64_t tile_scratch(const tg_weight *weight, int64_t rows);
+
+// Points the job at rows that were prepared at `space`.
+TG_INLINE void take_prepared(Linear &job, const char *space, const Layout &layout) {
+  job.x.values = space;
+  job.x.row_bytes = layout.row_bytes;
+  job.x.scales = reinterpret_cast<const float *>(space + layout.values);
+  job.x.sums = reinterpret_cast<const int32_t *>(space + layout.values + layout.scales);
+}
 
 }  // namespace tg::TG_ISA

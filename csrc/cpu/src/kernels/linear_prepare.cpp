@@ -28,7 +28,7 @@ struct UnitsOf<int16_t> {
 };
 
 int64_t unit_bytes(int32_t format) {
-  if (format == TG_WEIGHT_F32) return 4;
+  if (format == TG_WEIGHT_F32 || format == TG_WEIGHT_F16) return 4;
   if (format == TG_WEIGHT_BF16) return sizeof(FloatUnit);
   return is_small(format) ? 1 : sizeof(IntUnit);
 }
@@ -75,11 +75,12 @@ void round_row(const X *x, int64_t ins, int64_t padded, const Row &to) {
 }
 
 template <typename X>
-void copy_row(const X *x, int64_t ins, const Row &to) {
+void copy_row(const X *x, int64_t ins, int64_t padded, const Row &to) {
   float *values = reinterpret_cast<float *>(to.base);
   int64_t i = 0;
   for (; i + kLanes <= ins; i += kLanes) store(values + i, load(x + i));
   if (i < ins) store_part(values + i, load_part(x + i, ins - i), ins - i);
+  if (ins < padded) values[ins] = 0;  // half of a pair at most
 }
 
 // Quantizes x[0, count) and writes zeros up to `padded`.
@@ -103,9 +104,9 @@ void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t 
 }
 
 template <typename X>
-void prepare_row(const tg_weight *weight, const X *x, int64_t row, bool tiles, char *to, const Layout &layout) {
+void prepare(const tg_weight *weight, const X *x, int64_t row, bool tiles, char *to, const Layout &layout) {
   const Row place(to, row, layout.row_bytes, tiles);
-  if (weight->format == TG_WEIGHT_F32) return copy_row(x, weight->ins, place);
+  if (weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16) return copy_row(x, weight->ins, weight->padded, place);
   if (weight->format == TG_WEIGHT_BF16) return round_row<FloatUnit>(x, weight->ins, weight->padded, place);
   float *scales = reinterpret_cast<float *>(to + layout.values);
   int32_t *sums = reinterpret_cast<int32_t *>(to + layout.values + layout.scales);
@@ -128,19 +129,24 @@ Layout layout_of(const tg_weight *weight, int64_t rows) {
   Layout layout;
   layout.row_bytes = round_up(weight->padded * unit_bytes(weight->format), 64);
   layout.values = layout.row_bytes * round_up(rows, rows == 1 ? 1 : 16);
-  const bool integer = weight->format >= TG_WEIGHT_INT8;
+  const bool integer = weight->format >= TG_WEIGHT_INT8 && weight->format <= TG_WEIGHT_INT4_GROUPS;
   layout.scales = integer ? round_up(rows * most(weight->groups, 1) * 4, 64) : 0;
   layout.bytes = layout.values + 2 * layout.scales;
   return layout;
 }
 
 void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, bool tiles, char *to, const Layout &layout) {
+  const int64_t stride = x.stride * (x.dtype == TG_BF16 ? 2 : 4);
   for (int64_t row = rows.begin; row < rows.end; row++) {
-    if (x.dtype == TG_BF16) {
-      prepare_row(weight, static_cast<const Bf16 *>(x.address) + row * x.stride, row, tiles, to, layout);
-    } else {
-      prepare_row(weight, static_cast<const float *>(x.address) + row * x.stride, row, tiles, to, layout);
-    }
+    prepare_row(weight, static_cast<const char *>(x.address) + row * stride, x.dtype, row, tiles, to, layout);
+  }
+}
+
+void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t row, bool tiles, char *to, const Layout &layout) {
+  if (dtype == TG_BF16) {
+    prepare(weight, static_cast<const Bf16 *>(x), row, tiles, to, layout);
+  } else {
+    prepare(weight, static_cast<const float *>(x), row, tiles, to, layout);
   }
 }
 

@@ -25,6 +25,20 @@ struct Floats {
   }
 };
 
+struct Halves : Floats {
+  static constexpr int kUnit = 8;  // two floats
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    const Half *halves = reinterpret_cast<const Half *>(weight);
+    for (int i = 0; i < 2; i++) {
+      float unit;
+      memcpy(&unit, x + i * 4, 4);
+      for (int part = 0; part < kParts; part++) {
+        acc.part[part] = fma(splat(unit), load(halves + i * kPanel + part * kLanes), acc.part[part]);
+      }
+    }
+  }
+};
+
 #if defined(__AVX512F__)
 struct Bf16s : Floats {
   TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
@@ -239,6 +253,7 @@ void multiply_rows(const Linear &job) {
   switch (job.weight->format) {
     case TG_WEIGHT_F32: return multiply_by<Floats>(job);
     case TG_WEIGHT_BF16: return multiply_by<Bf16s>(job);
+    case TG_WEIGHT_F16: return multiply_by<Halves>(job);
     default: return multiply_by<Bytes>(job);
   }
 }

@@ -67,7 +67,7 @@ void rope_rows(const tg_op &op, const Run &run) {
     if (table >= 0) {
       by_dtype(run.buffer(table).dtype, [&](auto c) {
         using C = typename decltype(c)::type;
-        turn(head, run.row<C>(table, token), run.buffer(table).width / 2);
+        turn(head + op.args[TG_ROPE_FIRST], run.row<C>(table, token), run.buffer(table).width / 2);
       });
     }
     if (unit >= heads && keys != nullptr) {
@@ -78,8 +78,8 @@ void rope_rows(const tg_op &op, const Run &run) {
 
 void rope_run(const tg_op &op, const Run &run) {
   by_dtype(run.buffer(op.args[TG_ROPE_X]).dtype, [&](auto t) {
-    by_dtype(op.args[TG_ROPE_CACHE_DTYPE],
-             [&](auto k) { rope_rows<typename decltype(t)::type, typename decltype(k)::type>(op, run); });
+    by_stored(op.args[TG_ROPE_CACHE_DTYPE],
+              [&](auto k) { rope_rows<typename decltype(t)::type, typename decltype(k)::type>(op, run); });
   });
 }
 
@@ -90,8 +90,11 @@ const char *rope_check(const tg_op &op, const Shape &shape) {
   if (!shape.is_float(x) || shape.buffers[x].extent != TG_TOKENS) return "rope: x is no buffer of floats by token";
   if (op.args[TG_ROPE_HEADS] < 0 || op.args[TG_ROPE_KV_HEADS] < 0 || dim < 1 || values < 0) return "rope: a size is negative";
   if (shape.buffers[x].width < heads * dim + values) return "rope: x is narrower than its heads";
-  if (!is_float(op.args[TG_ROPE_CACHE_DTYPE])) return "rope: the cache is neither float32 nor bfloat16";
-  if (table >= 0 && (!shape.is_float(table) || shape.buffers[table].width > dim || shape.buffers[table].width % 2 != 0)) {
+  if (!is_stored(op.args[TG_ROPE_CACHE_DTYPE])) return "rope: the cache is not one of floats";
+  const int64_t first = op.args[TG_ROPE_FIRST];
+  if (first < 0 || first > dim) return "rope: what turns does not begin within a head";
+  if (table >= 0 &&
+      (!shape.is_float(table) || shape.buffers[table].width > dim - first || shape.buffers[table].width % 2 != 0)) {
     return "rope: the table is no buffer of floats, or wider than a head";
   }
   if (op.args[TG_ROPE_GROUP] < 0) return "rope: the group is negative";

@@ -25,8 +25,38 @@ void embed_rows(const tg_op &op, const Run &run) {
   }
 }
 
+// From a packed weight, as weight.cpp lays it out: a table that is the head too is in memory once.
+template <typename T>
+void embed_packed(const tg_op &op, const Run &run) {
+  const tg_weight *weight = address<const tg_weight>(op.args[TG_EMBED_TABLE]);
+  const int64_t y = op.args[TG_EMBED_Y], width = run.buffer(y).width;
+  const int64_t *index = op.flags & TG_EMBED_BY_POSITION ? run.step->positions : run.step->ids;
+  const float factor = static_cast<float>(op.numbers[TG_EMBED_FACTOR]);
+  const bool add = op.flags & TG_ADD;
+  const Share share = run.share(run.step->tokens);
+  for (int64_t token = share.begin; token < share.end; token++) {
+    const int64_t row = within(index[token] + op.args[TG_EMBED_OFFSET], op.args[TG_EMBED_ROWS]), lane = row % kPanel;
+    const uint8_t *panel = weight->values + row / kPanel * weight->panel_bytes;
+    T *to = run.row<T>(y, token);
+    for (int64_t i = 0; i < width; i++) {
+      float value;
+      switch (weight->format) {
+        case TG_WEIGHT_F32: value = reinterpret_cast<const float *>(panel)[i * kPanel + lane]; break;
+        case TG_WEIGHT_F16: value = to_float(reinterpret_cast<const Half *>(panel)[i * kPanel + lane]); break;
+        default: value = to_float(reinterpret_cast<const Bf16 *>(panel)[(i / 2 * kPanel + lane) * 2 + i % 2]);
+      }
+      value *= factor;
+      put(to + i, add ? value + to_float(to[i]) : value);
+    }
+  }
+}
+
 void embed_run(const tg_op &op, const Run &run) {
-  by_dtype(op.args[TG_EMBED_DTYPE], [&](auto w) {
+  if (op.flags & TG_EMBED_PACKED) {
+    by_dtype(run.buffer(op.args[TG_EMBED_Y]).dtype, [&](auto t) { embed_packed<typename decltype(t)::type>(op, run); });
+    return;
+  }
+  by_stored(op.args[TG_EMBED_DTYPE], [&](auto w) {
     by_dtype(run.buffer(op.args[TG_EMBED_Y]).dtype, [&](auto t) {
       embed_rows<typename decltype(w)::type, typename decltype(t)::type>(op, run);
     });
@@ -36,7 +66,16 @@ void embed_run(const tg_op &op, const Run &run) {
 const char *embed_check(const tg_op &op, const Shape &shape) {
   if (!shape.is_float(op.args[TG_EMBED_Y])) return "embed: y is no buffer of float32 or bfloat16";
   if (op.args[TG_EMBED_TABLE] == 0 || op.args[TG_EMBED_ROWS] < 1) return "embed: the table is empty";
-  if (!is_float(op.args[TG_EMBED_DTYPE])) return "embed: the table is neither float32 nor bfloat16";
+  if (op.flags & TG_EMBED_PACKED) {
+    const tg_weight *weight = address<const tg_weight>(op.args[TG_EMBED_TABLE]);
+    const bool floats =
+        weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_BF16 || weight->format == TG_WEIGHT_F16;
+    if (!floats || weight->ins != shape.buffers[op.args[TG_EMBED_Y]].width || weight->outs < op.args[TG_EMBED_ROWS]) {
+      return "embed: the weight is no table of floats as wide as y";
+    }
+  } else if (!is_stored(op.args[TG_EMBED_DTYPE])) {
+    return "embed: the table is not one of floats";
+  }
   if (shape.buffers[op.args[TG_EMBED_Y]].extent != TG_TOKENS) return "embed: y has a row for each output, not for each token";
   return nullptr;
 }
@@ -63,6 +102,34 @@ const char *gather_check(const tg_op &op, const Shape &shape) {
   }
   if (shape.buffers[x].extent != TG_TOKENS || shape.buffers[y].extent != TG_OUTPUTS) {
     return "gather: x is not by token, or y not by output";
+  }
+  return nullptr;
+}
+
+void move_run(const tg_op &op, const Run &run) {
+  const int64_t x = op.args[TG_MOVE_X], y = op.args[TG_MOVE_Y], units = op.args[TG_MOVE_UNITS];
+  const Share share = run.share(run.rows(y) * units);
+  by_dtype(run.buffer(y).dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    for (int64_t i = share.begin; i < share.end; i++) {
+      const int64_t row = i / units, unit = i % units;
+      memcpy(run.row<T>(y, row) + unit * op.args[TG_MOVE_Y_STEP], run.row<T>(x, row) + unit * op.args[TG_MOVE_X_STEP],
+             op.args[TG_MOVE_WIDTH] * sizeof(T));
+    }
+  });
+}
+
+const char *move_check(const tg_op &op, const Shape &shape) {
+  const int64_t x = op.args[TG_MOVE_X], y = op.args[TG_MOVE_Y];
+  const int64_t units = op.args[TG_MOVE_UNITS], width = op.args[TG_MOVE_WIDTH];
+  if (!shape.is_float(x) || !shape.is_float(y)) return "move: x and y are not both buffers of float32 or bfloat16";
+  if (shape.buffers[x].dtype != shape.buffers[y].dtype || shape.buffers[x].extent != shape.buffers[y].extent) {
+    return "move: x and y differ in dtype or rows";
+  }
+  if (units < 1 || width < 1 || op.args[TG_MOVE_X_STEP] < 0 || op.args[TG_MOVE_Y_STEP] < 0) return "move: there is nothing to move";
+  if ((units - 1) * op.args[TG_MOVE_X_STEP] + width > shape.buffers[x].width ||
+      (units - 1) * op.args[TG_MOVE_Y_STEP] + width > shape.buffers[y].width) {
+    return "move: the columns leave x or y";
   }
   return nullptr;
 }
@@ -144,5 +211,6 @@ extern const Kernel embed = {embed_run, embed_check, nullptr};
 extern const Kernel gather_rows = {gather_run, gather_check, nullptr};
 extern const Kernel norm = {norm_run, norm_check, nullptr};
 extern const Kernel add_rows = {add_run, add_check, nullptr};
+extern const Kernel move = {move_run, move_check, nullptr};
 
 }  // namespace tg::TG_ISA

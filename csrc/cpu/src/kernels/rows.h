@@ -21,12 +21,23 @@ TG_INLINE void by_dtype(int64_t dtype, const F &f) {
   }
 }
 
+// The same for what is stored: Type<Half>() too.
+template <typename F>
+TG_INLINE void by_stored(int64_t dtype, const F &f) {
+  if (dtype == TG_F16) {
+    f(Type<Half>());
+  } else {
+    by_dtype(dtype, f);
+  }
+}
+
 template <typename T>
 TG_INLINE T *address(int64_t argument) {
   return reinterpret_cast<T *>(static_cast<intptr_t>(argument));
 }
 
 TG_INLINE bool is_float(int64_t dtype) { return dtype == TG_F32 || dtype == TG_BF16; }
+TG_INLINE bool is_stored(int64_t dtype) { return is_float(dtype) || dtype == TG_F16; }
 
 // Calls f(i, lanes) for each vector of a row: lanes is kLanes but for the last.
 template <typename F>
@@ -105,6 +116,15 @@ TG_INLINE void norm_row(const T *x, T *y, int64_t size, const NormForm &form, in
     store_lanes(y + i, v, lanes);
   });
 }
+
+// The numbers of TG_CLAMPED_SILU.
+struct Clamped {
+  float limit, alpha;
+};
+
+// to [width] = activation(gates) * ups of from [2 * width]; `kind` is a tg_activation. (elementwise.cpp)
+void activate_gated_row(int64_t kind, const Clamped &clamped, const float *from, float *to, int64_t width);
+void activate_gated_row(int64_t kind, const Clamped &clamped, const Bf16 *from, Bf16 *to, int64_t width);
 
 TG_INLINE bool is_parameter(int64_t values, int64_t dtype) { return values == 0 || is_float(dtype); }
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from textgen.layers.weight import Weight
-from textgen.models.spec import Activation, GatedActivation, NormSpec
+from textgen.models.spec import Activation, GatedActivation, NormSpec, RouterSpec
 from textgen.ops.interface import AttentionForm
 
 READ, WRITTEN, CHANGED = "read", "written", "changed"
@@ -161,13 +161,17 @@ class WriteCache(Instruction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotateAndWrite(Instruction):
-    """Turn queries and keys of x in place (with a table), then write keys and values to the layer's cache."""
+    """Turn queries and keys of x in place (with a table), then write keys and values to the layer's cache.
+
+    What turns begins at number `first` of a head. With a value_dim of 0 the values are in the keys.
+    """
 
     layer: int
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
+    first: int = 0
     x: View = _operand(CHANGED)
     table: View | None = field(default=None, metadata={"use": READ})
 
@@ -221,6 +225,59 @@ class Scale(Instruction):
     factor: float
     soft_cap: float | None = None
     x: View = _operand(CHANGED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move(Instruction):
+    """Columns of x go to y, in `units` runs of `width`; the next run begins a step on."""
+
+    units: int
+    width: int
+    x_step: int
+    y_step: int
+    x: View = _operand(READ)
+    y: View = _operand(CHANGED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch(Instruction):
+    """x = sigmoid(s) * x. s [rows, 1]."""
+
+    s: View = _operand(READ)
+    x: View = _operand(CHANGED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Instruction):
+    """The experts that each token goes to, int32, and their shares, float32, of its scores x, float32."""
+
+    spec: RouterSpec
+    correction: Tensor | None  # [experts] float32
+    x: View = _operand(READ)
+    chosen: View = _operand(WRITTEN)
+    shares: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixExperts(Instruction):
+    """y = the sum over a token's experts of share * down(activation(up(x)))."""
+
+    up: Tensor  # [experts, 2 * neurons, hidden], gates first
+    down: Tensor  # [experts, hidden, neurons]
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    kind: GatedActivation
+    x: View = _operand(READ)
+    chosen: View = _operand(READ)
+    shares: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindLikeliest(Instruction):
+    """Beside the program's result: the largest of each row of logits, and the log of the sum of their exp."""
+
+    x: View = _operand(READ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from textgen.layers.cache import LayerCache
+from textgen.layers.router import Router
+from textgen.layers.weight import DenseWeight, Weight
 from textgen.models.decoder import PackedBatch
 from textgen.ops import reference
 from textgen.ops.cpu.instructions import (
@@ -19,13 +21,18 @@ from textgen.ops.cpu.instructions import (
     Attend,
     Clamp,
     Embed,
+    FindLikeliest,
     Instruction,
+    MixExperts,
+    Move,
     Multiply,
     Normalize,
     Program,
     RotaryTable,
     RotateAndWrite,
+    Route,
     Scale,
+    Switch,
     View,
 )
 from textgen.ops.cpu.layout import Layout, lay_out
@@ -80,7 +87,8 @@ class _Step:
         match each:
             case Embed():
                 index = self.batch.positions if each.by_position else self.batch.ids
-                rows, y = F.embedding(index + each.offset, each.table) * each.factor, self.at(each.y)
+                y = self.at(each.y)
+                rows = F.embedding(index + each.offset, each.table).to(y.dtype) * each.factor
                 y.copy_(y + rows if each.add else rows)
             case Normalize():
                 self.at(each.y).copy_(_norm(self.at(each.x), each.affine, each.size))
@@ -89,7 +97,7 @@ class _Step:
                 if each.z is not None and each.affine is not None:
                     self.at(each.z).copy_(_norm(x, each.affine, x.shape[-1]))
             case Multiply():
-                product, y = each.weight.multiply(self.at(each.x), each.bias), self.at(each.y)
+                product, y = _product(each.weight, self.at(each.x), each.bias), self.at(each.y)
                 y.copy_(y + product if each.add else product)
             case RotaryTable():
                 y = self.at(each.y)
@@ -110,6 +118,18 @@ class _Step:
                 x = self.at(each.x).mul_(each.factor)
                 if each.soft_cap is not None:
                     x.div_(each.soft_cap).tanh_().mul_(each.soft_cap)
+            case Move():
+                run = torch.arange(each.width)
+                from_, to = (torch.arange(each.units)[:, None] * step + run for step in (each.x_step, each.y_step))
+                self.at(each.y)[:, to.flatten()] = self.at(each.x)[:, from_.flatten()]
+            case Switch():
+                self.at(each.x).mul_(torch.sigmoid(self.at(each.s)))
+            case Route():
+                self._route(each)
+            case MixExperts():
+                self._mix(each)
+            case FindLikeliest():
+                pass  # beside the result, which is what is compared
             case _:
                 raise NotImplementedError(type(each).__name__)
 
@@ -120,16 +140,42 @@ class _Step:
         if each.table is not None:
             cos, sin = self.at(each.table)[:, None].chunk(2, dim=-1)
             tables = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-            x[:, :turned].copy_(reference.rotate(heads, *tables).flatten(1))
+            heads[..., each.first :] = reference.rotate(heads[..., each.first :], *tables)
         cache, rows = self._caches[each.layer], self.batch.rows[each.layer]
-        reference.write_kv(cache.keys, rows, heads[:, each.heads :])
-        reference.write_kv(cache.values, rows, _split(x[:, turned:], each.value_dim))
+        reference.write_kv(cache.keys, rows, heads[:, each.heads :].to(cache.keys.dtype))
+        if each.value_dim:
+            value = _split(x[:, turned:], each.value_dim)
+            reference.write_kv(cache.values, rows, value.to(cache.values.dtype))
 
     def _attend(self, each: Attend) -> Tensor:
         cache, rows = self._caches[each.layer], self.batch.rows[each.layer]
-        query = _split(self.at(each.x), each.head_dim)
+        query = _split(self.at(each.x), each.head_dim).to(cache.keys.dtype)
         key, value = (stored.view(-1, *stored.shape[2:])[rows] for stored in (cache.keys, cache.values))
         return self.batch.attention[each.layer](query, key, value, cache.keys, cache.values, each.form)
+
+    def _route(self, each: Route) -> None:
+        eye = torch.eye(each.x.width)
+        shares, chosen = Router(each.spec, eye, None, each.correction)(self.at(each.x))
+        self.at(each.shares).copy_(shares)
+        self.at(each.chosen).copy_(chosen)
+
+    def _mix(self, each: MixExperts) -> None:
+        x, shares, total = self.at(each.x), self.at(each.shares), torch.zeros(self._rows, each.y.width)
+        for place, experts in enumerate(self.at(each.chosen).t().tolist()):
+            for row, expert in enumerate(experts):
+                up_bias, down_bias = (None if bias is None else bias[expert] for bias in (each.up_bias, each.down_bias))
+                inner = _product(DenseWeight(each.up[expert]), x[row : row + 1], up_bias)
+                inner = reference.activate_gated(inner, each.kind)
+                total[row] += shares[row, place] * _product(DenseWeight(each.down[expert]), inner, down_bias)[0]
+        self.at(each.y).copy_(total)
+
+
+def _product(weight: Weight, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Where x and a dense weight differ in type, as the wider of both."""
+    bias = None if bias is None else bias.to(x.dtype)
+    if isinstance(weight, DenseWeight) and weight.values.dtype != x.dtype:
+        return F.linear(x.float(), weight.values.float(), None if bias is None else bias.float())
+    return weight.multiply(x, bias)
 
 
 def _norm(x: Tensor, affine: Affine, size: int) -> Tensor:

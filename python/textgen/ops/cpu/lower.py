@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
-from textgen.layers.weight import Weight
+from textgen.layers.weight import DenseWeight, Weight
 from textgen.models.spec import ClampedSilu
 from textgen.ops.cpu.instructions import (
     Activate,
@@ -19,13 +20,18 @@ from textgen.ops.cpu.instructions import (
     Attend,
     Clamp,
     Embed,
+    FindLikeliest,
     Instruction,
+    MixExperts,
+    Move,
     Multiply,
     Normalize,
     Program,
     RotaryTable,
     RotateAndWrite,
+    Route,
     Scale,
+    Switch,
     View,
 )
 from textgen.ops.cpu.layout import ALIGNED, Layout, lay_out
@@ -35,8 +41,15 @@ from textgen.ops.cpu.values import NotRecorded
 
 # Kinds of operations, flags and activations; `csrc/cpu/include/textgen_cpu_kinds.h` says what each kind takes.
 LINEAR, EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE = range(10)
-ROPE_TABLE = 12
-ADD, LAYER, BY_POSITION = 1, 2, 2
+EXPERTS, ROPE_TABLE, ARGMAX, MOVE, ROUTE, SWITCH = range(11, 17)
+KINDS = {
+    LINEAR: "products", EMBED: "embedding", NORM: "norms", ADD_ROWS: "sums", ROPE_WRITE: "rotation, cache write",
+    ATTENTION: "attention", ACTIVATE: "activations", ACTIVATE_GATED: "activations", CLAMP: "clamps", SCALE: "scalings",
+    EXPERTS: "experts", ROPE_TABLE: "rotary tables", ARGMAX: "likeliest tokens", MOVE: "moves",
+    ROUTE: "choice of experts", SWITCH: "switches",
+}  # fmt: skip
+ADD, LAYER, BY_POSITION, PACKED, NORMALIZED = 1, 2, 2, 4, 1
+SCORES = {"softmax": 0, "chosen": 1, "sigmoid": 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}
 CLAMPED_SILU = 5
 
@@ -46,8 +59,6 @@ def check_lowerable(program: Program) -> None:
     for each in program.instructions:
         if isinstance(each, Multiply):
             check_packable(each.weight)
-        if any(view.buffer.dtype not in (torch.float32, torch.bfloat16) for _, view in each.operands()):
-            raise NotRecorded("activations in float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +86,14 @@ class Lowered:
     kernels: Kernels
     program: Program
     rows: int
+    tables: Mapping[int, Handle] = field(default_factory=dict)  # by `id`: tables that are packed somewhere else
     layout: Layout = field(init=False)
+    likeliest: tuple[Tensor, Tensor] | None = None  # [rows] int64 and float32, where the program finds them
     _views: dict[View, int] = field(default_factory=dict)
     _records: list[_Record] = field(default_factory=list)
     _keeps: list[object] = field(default_factory=list)
     _unpacked: list[tuple[Handle, Weight]] = field(default_factory=list)
+    _packed: dict[int, Handle] = field(default_factory=dict)
     _arena: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,11 +107,22 @@ class Lowered:
     def operations(self) -> int:
         return len(self._records)
 
-    def pack(self) -> None:
+    @property
+    def kinds(self) -> list[int]:
+        """Of its operations, in order."""
+        return [record.kind for record in self._records]
+
+    @property
+    def packed(self) -> Mapping[int, Handle]:
+        """By `id` of its values: the packed form of each dense weight."""
+        return self._packed
+
+    def pack(self, threads: int) -> None:
         """Fill in the weights, one after the other; each original is let go before the next."""
         self._unpacked.reverse()
-        while self._unpacked:
-            pack(self.kernels, *self._unpacked.pop())
+        with ThreadPoolExecutor(threads, "pack") as workers:
+            while self._unpacked:
+                pack(self.kernels, workers, *self._unpacked.pop())
 
     def view(self, at: View, rows: int) -> Tensor:
         """[rows, width], in place."""
@@ -142,14 +167,15 @@ class Lowered:
     def _lower(self, each: Instruction) -> _Record:  # noqa: C901 - one case for each operation
         match each:
             case Multiply():
-                packed = room(self.kernels, each.weight)
-                self._unpacked.append((packed, each.weight))
-                self._keeps.append(packed)
-                added = self._address(each.bias, torch.float32)
-                return _Record(LINEAR, [packed.address, added, self._at(each.x), self._at(each.y)], flags=int(each.add))
+                args = [self._weight(each.weight), self._address(each.bias, torch.float32)]
+                return _Record(LINEAR, [*args, self._at(each.x), self._at(each.y)], flags=int(each.add))
             case Embed(table=table):
                 flags = ADD * each.add | BY_POSITION * each.by_position
-                args = [self._address(table), DTYPES[table.dtype], len(table), self._at(each.y), each.offset]
+                where = self._address(table)
+                if (packed := self.tables.get(id(table))) is not None:
+                    flags, where = flags | PACKED, packed.address
+                    self._keeps[-1] = packed
+                args = [where, DTYPES[table.dtype], len(table), self._at(each.y), each.offset]
                 return _Record(EMBED, args, (each.factor,), flags)
             case Normalize():
                 weight, bias = each.affine.weight, each.affine.bias
@@ -166,7 +192,8 @@ class Lowered:
                 return _Record(ROPE_TABLE, [self._at(each.y), self._address(each.inverse)], (each.factor,))
             case RotateAndWrite():
                 args = [self._at(each.x), each.heads, each.kv_heads, each.head_dim, each.value_dim]
-                return _Record(ROPE_WRITE, [*args, self._at(each.table)], layer=each.layer)
+                args += [self._at(each.table), *[0] * 6, each.first]
+                return _Record(ROPE_WRITE, args, layer=each.layer)
             case Attend(form=form):
                 args = [self._at(each.x), self._at(each.y), each.heads, each.kv_heads, each.head_dim, each.value_dim]
                 args += [0] * 6 + [0, *(self._address(part) for part in (form.slopes, form.sinks, form.biases))]
@@ -180,18 +207,57 @@ class Lowered:
                 return _Record(ACTIVATE_GATED, [self._at(each.x), self._at(each.y), ACTIVATIONS[str(each.kind)]])
             case Clamp():
                 return _Record(CLAMP, [self._at(each.x)], (each.low, each.high))
+            case Move():
+                args = [self._at(each.x), self._at(each.y), each.units, each.width, each.x_step, each.y_step]
+                return _Record(MOVE, args)
+            case Switch():
+                return _Record(SWITCH, [self._at(each.x), self._at(each.s)])
+            case Route(spec=spec):
+                args = [self._at(each.x), self._at(each.chosen), self._at(each.shares), self._address(each.correction)]
+                best = 1 if spec.group_score == "best" else 2
+                args += [SCORES[spec.score], spec.groups, spec.top_groups, best]
+                return _Record(ROUTE, args, (spec.scale,), NORMALIZED * spec.normalize)
+            case MixExperts():
+                return self._mix(each)
+            case FindLikeliest():
+                tokens, normalisers = torch.zeros(self.rows, dtype=torch.int64), torch.zeros(self.rows)
+                self.likeliest = tokens, normalisers
+                return _Record(ARGMAX, [self._at(each.x), self._address(tokens), self._address(normalisers)])
             case Scale():
                 return _Record(SCALE, [self._at(each.x)], (each.factor, each.soft_cap or 0.0))
             case _:
                 raise NotRecorded(f"the operation {type(each).__name__}")
 
+    def _mix(self, each: MixExperts) -> _Record:
+        count = len(each.up)
+        up, down = (torch.tensor([self._weight(DenseWeight(one)) for one in stack]) for stack in (each.up, each.down))
+        args = [self._at(view) for view in (each.x, each.y, each.chosen, each.shares)]
+        args += [count, self._address(up), self._address(down)]
+        args += [self._address(bias, torch.float32) for bias in (each.up_bias, each.down_bias)]
+        if isinstance(each.kind, ClampedSilu):
+            return _Record(EXPERTS, [*args, CLAMPED_SILU], (each.kind.limit, each.kind.alpha))
+        return _Record(EXPERTS, [*args, ACTIVATIONS[str(each.kind)]])
+
+    def _weight(self, weight: Weight) -> int:
+        """The address of its packed form, which `pack` fills in."""
+        packed = room(self.kernels, weight)
+        self._unpacked.append((packed, weight))
+        self._keeps.append(packed)
+        if isinstance(weight, DenseWeight):
+            self._packed[id(weight.values)] = packed
+        return packed.address
+
     def _numbers(self, tensor: Tensor | None) -> tuple[int, int]:
         """Address and dtype of a norm's weight or bias."""
+        if tensor is not None and tensor.dtype == torch.float16:
+            tensor = tensor.float()
         return self._address(tensor), 0 if tensor is None else DTYPES[tensor.dtype]
 
     def _with_cache(self, record: _Record, place: LayerPlace) -> list[int]:
         keys, values = place.cache.keys, place.cache.values
         where = [place.group, keys.data_ptr(), values.data_ptr(), DTYPES[keys.dtype], keys.stride(1), values.stride(1)]
+        if record.kind == ROPE_WRITE and record.args[4] == 0:
+            where[2] = 0  # the values are in the keys
         args = [*record.args[:6], *where, *record.args[12:]]
         if record.kind == ATTENTION:
             args[12] = place.window or 0

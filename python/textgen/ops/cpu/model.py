@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
-from textgen.models.decoder import Decoder, Model, PackedBatch
+from textgen.models.decoder import Decoder, Likeliest, Model, PackedBatch
 from textgen.models.spec import DecoderSpec
 from textgen.ops.cpu.instructions import Embed
 from textgen.ops.cpu.library import Group, Handle, Kernels, KernelsMissing, Step
@@ -42,16 +43,18 @@ class PlannedModel:
     def __init__(self, recording: Recording, kernels: Kernels, sizes: PlanSizes) -> None:
         """Its weights are filled in by `pack`. Raises `KernelsMissing` when the kernels lack an operation."""
         self.spec: DecoderSpec = recording.spec
-        self.like = next(each.table for each in recording.hidden.instructions if isinstance(each, Embed))
+        table = next(each.table for each in recording.hidden.instructions if isinstance(each, Embed))
+        self.like = table.new_empty(0)
         self._kernels, self._sizes = kernels, sizes
         self._pool = kernels.pool(sizes.threads, SPIN_US)
-        self._hidden = Lowered(kernels, recording.hidden, sizes.max_tokens)
         self._rows = max(sizes.max_slots, PROMPT_ROWS)
         self._logits = Lowered(kernels, recording.logits, self._rows)
+        # A table that is the head too is looked up in its packed form: it is in memory once.
+        self._hidden = Lowered(kernels, recording.hidden, sizes.max_tokens, self._logits.packed)
         self._logits_plan = self._logits.plan(self._pool, 0, 0)
         self._plan: Handle | None = None
         self._bound: object = None
-        self._step = Step()
+        self._step, self._found = Step(), 0
         keys = torch.empty((1, 1, self.spec.num_kv_heads, self.spec.head_dim), dtype=self.like.dtype)
         nowhere = LayerPlace(LayerCache(keys, keys), 0, None)
         self._hidden.plan(self._pool, sizes.max_tokens, sizes.max_context, [nowhere] * self.spec.num_layers)
@@ -67,8 +70,21 @@ class PlannedModel:
 
     def pack(self) -> None:
         """Copy the weights into the kernels' form, letting go of the originals on the way."""
-        self._hidden.pack()
-        self._logits.pack()
+        self._hidden.pack(self._sizes.threads)
+        self._logits.pack(self._sizes.threads)
+
+    @contextmanager
+    def profiled(self) -> Iterator[Callable[[], list[tuple[int, int]]]]:
+        """While it is open, steps are timed: what it gives tells kind and nanoseconds of each operation so far."""
+        parts = [(self._plan, self._hidden), (self._logits_plan, self._logits)]
+        spent = [(plan, part.kinds, np.zeros(part.operations, np.int64)) for plan, part in parts if plan is not None]
+        for plan, _, times in spent:
+            self._kernels.profile(plan, times.ctypes.data)
+        try:
+            yield lambda: [pair for _, kinds, times in spent for pair in zip(kinds, times.tolist(), strict=True)]
+        finally:
+            for plan, _, _ in spent:
+                self._kernels.profile(plan, None)
 
     def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
         """[tokens, hidden] after the last layer, not yet normed; writes the cache."""
@@ -89,12 +105,22 @@ class PlannedModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] float32 from rows of `hidden`."""
         if len(hidden) > self._rows:
-            return torch.cat([self.logits(part).clone() for part in torch.split(hidden, self._rows)])
+            whole = torch.cat([self.logits(part).clone() for part in torch.split(hidden, self._rows)])
+            self._found = 0
+            return whole
         program = self._logits.program
         assert program.given is not None
         self._logits.view(program.given, len(hidden)).copy_(hidden)
         self._kernels.run(self._logits_plan, Step(tokens=len(hidden)))
+        self._found = len(hidden)
         return self._logits.view(program.result, len(hidden))
+
+    def likeliest(self) -> Likeliest | None:
+        """Of the rows of the last `logits`: it is found on the way."""
+        if self._logits.likeliest is None or self._found == 0:
+            return None
+        tokens, normalisers = self._logits.likeliest
+        return Likeliest(tokens[: self._found], normalisers[: self._found])
 
 
 def _groups(batch: PackedBatch) -> tuple[list[tuple[PagedAttention, Tensor]], list[int]]:
@@ -154,4 +180,7 @@ def _planned(decoder: Decoder, isa: str | None, sizes: PlanSizes) -> PlannedMode
     recording = record(decoder)
     check_lowerable(recording.hidden)
     check_lowerable(recording.logits)
-    return PlannedModel(recording, Kernels(isa), sizes)
+    kernels = Kernels(isa)
+    if isa is None and kernels.isa == "portable":
+        raise KernelsMissing("the only kernels for this processor are the portable ones, which torch is faster than")
+    return PlannedModel(recording, kernels, sizes)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import torch
 
 from textgen.layers.weight import DenseWeight, Weight
-from textgen.ops.cpu.library import BF16, F32, Handle, Kernels, KernelsMissing
+from textgen.ops.cpu.library import Handle, Kernels, KernelsMissing
 from textgen.ops.cpu.values import NotRecorded
 from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.cache import KeptWeight, MappedWeight
 from textgen.quantization.integers import Int4Weight, Int8Weight
 from textgen.quantization.packed4 import Int4ZerosWeight
 
+FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 5}
 INT8, INT8_GROUPS, INT4_GROUPS, INT4_ZEROS = 2, 3, 4, 9
 BLOCKS = {"Q8_0": INT8_GROUPS, "Q4_0": INT4_GROUPS, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8}
-STRETCH = 4096  # rows unpacked at a time
+STRETCH = 512  # rows that one thread packs at a time: whole panels
 
 
 def check_packable(weight: Weight) -> None:
@@ -25,7 +27,7 @@ def check_packable(weight: Weight) -> None:
     if isinstance(weight, MappedWeight):
         return
     weight = weight.weight if isinstance(weight, KeptWeight) else weight
-    if isinstance(weight, DenseWeight) and weight.values.dtype not in (torch.float32, torch.bfloat16):
+    if isinstance(weight, DenseWeight) and weight.values.dtype not in FLOATS:
         raise NotRecorded(f"weights in {str(weight.values.dtype).removeprefix('torch.')}")
     if not isinstance(weight, DenseWeight | Int8Weight | Int4Weight | Int4ZerosWeight | BlockWeight):
         raise NotRecorded(f"weights of the form {type(weight).__name__}")
@@ -46,8 +48,7 @@ def form_of(weight: Weight) -> tuple[int, int, int, int]:
     """Format, outputs, inputs and group, as the kernels take them."""
     match weight:
         case DenseWeight(values=values):
-            form = {torch.float32: F32, torch.bfloat16: BF16}[values.dtype]
-            return form, *values.shape, 0
+            return FLOATS[values.dtype], *values.shape, 0
         case Int8Weight(values=values):
             return INT8, *values.shape, 0
         case Int4Weight():
@@ -79,29 +80,31 @@ class _InKernels:
         return memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B")
 
 
-def pack(kernels: Kernels, packed: Handle, weight: Weight) -> None:
-    """Copy the weight into its room."""
-    match weight:
-        case MappedWeight():
-            pass
-        case KeptWeight(cache=cache, key=key, weight=inner):
-            pack(kernels, packed, inner)
-            cache.add(key, _InKernels(kernels, packed, form_of(inner)))
-        case DenseWeight(values=values):
-            kernels.pack(packed, 0, values)
-        case Int8Weight(values=values, scales=scales):
-            kernels.pack(packed, 0, values, scales[:, None])
-        case Int4Weight(scales=scales):
-            for first in range(0, weight.outputs, STRETCH):
-                part = slice(first, first + STRETCH)
-                kernels.pack(packed, first, weight.unpacked(part), scales[part].float())
-        case Int4ZerosWeight(scales=scales, zeros=zeros):
-            both = torch.cat((scales.float(), zeros.float()), dim=1)
-            for first in range(0, weight.outputs, STRETCH):
-                part = slice(first, first + STRETCH)
-                kernels.pack(packed, first, weight.values(part), both[part])
-        case BlockWeight(kind="Q8_0" | "Q4_0"):
-            for first in range(0, weight.outputs, STRETCH):
-                kernels.pack(packed, first, *weight.integers(slice(first, first + STRETCH)))
-        case BlockWeight(blocks=blocks):
-            kernels.pack(packed, 0, blocks)
+def pack(kernels: Kernels, workers: Executor, packed: Handle, weight: Weight) -> None:
+    """Copy the weight into its room, stretch by stretch."""
+    if isinstance(weight, MappedWeight):
+        return
+    if isinstance(weight, KeptWeight):
+        pack(kernels, workers, packed, weight.weight)
+        weight.cache.add(weight.key, _InKernels(kernels, packed, form_of(weight.weight)))
+        return
+
+    def stretch(first: int) -> None:
+        rows = slice(first, first + STRETCH)
+        match weight:
+            case DenseWeight(values=values):
+                kernels.pack(packed, first, values[rows])
+            case Int8Weight(values=values, scales=scales):
+                kernels.pack(packed, first, values[rows], scales[rows, None])
+            case Int4Weight(scales=scales):
+                kernels.pack(packed, first, weight.unpacked(rows), scales[rows].float())
+            case Int4ZerosWeight(scales=scales, zeros=zeros):
+                both = torch.cat((scales[rows].float(), zeros[rows].float()), dim=1)
+                kernels.pack(packed, first, weight.values(rows), both)
+            case BlockWeight(kind="Q8_0" | "Q4_0"):
+                kernels.pack(packed, first, *weight.integers(rows))
+            case BlockWeight(blocks=blocks):
+                kernels.pack(packed, first, blocks[rows])
+
+    for _ in workers.map(stretch, range(0, weight.outputs, STRETCH)):
+        pass

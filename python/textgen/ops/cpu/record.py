@@ -16,10 +16,10 @@ from textgen.models.decoder import Decoder, PackedBatch
 from textgen.models.spec import DecoderSpec
 from textgen.ops import Ops
 from textgen.ops.cpu.fuse import fuse
-from textgen.ops.cpu.instructions import Program, Scale
+from textgen.ops.cpu.instructions import FindLikeliest, Program, Scale
+from textgen.ops.cpu.parts import RecordedExperts, RecordedLatent
 from textgen.ops.cpu.values import (
     LayerPlace,
-    NotRecorded,
     RecordedAttention,
     RecordedOps,
     RecordedWeight,
@@ -40,7 +40,8 @@ class Recording:
 
 def record(decoder: Decoder) -> Recording:
     """Raises `NotRecorded` with what a plan has no operation for."""
-    spec, dtype = decoder.spec, decoder.like.dtype
+    # Kernels have no activations in float16: such a model's are float32, and its weights and cache stay as they are.
+    spec, dtype = decoder.spec, torch.float32 if decoder.like.dtype == torch.float16 else decoder.like.dtype
     double = _double(decoder, decoder.ops)
     return Recording(spec, _hidden(double, Tape(dtype)), _logits(double, Tape(dtype)))
 
@@ -65,6 +66,7 @@ def _logits(double: Any, tape: Tape) -> Program:
     result.buffer.dtype = torch.float32  # what samples reads them so: rounding in between would only make ties
     if scalings.logits != 1.0 or scalings.logits_soft_cap is not None:
         tape.add(Scale(factor=scalings.logits, soft_cap=scalings.logits_soft_cap, x=result))
+    tape.add(FindLikeliest(x=result))
     return fuse(Program(tuple(tape.instructions), result, given))
 
 
@@ -72,8 +74,6 @@ def _double(node: Any, ops: Ops) -> Any:
     """The same layers with recording operations and weights."""
     if node is ops:
         return RecordedOps()
-    if isinstance(node, (Experts, LatentAttention)):
-        raise NotRecorded("experts" if isinstance(node, Experts) else "latent attention")
     if isinstance(node, tuple):
         return tuple(_double(each, ops) for each in node)
     if isinstance(node, Weight):
@@ -81,7 +81,10 @@ def _double(node: Any, ops: Ops) -> Any:
     if isinstance(node, Tensor | DecoderSpec) or not is_dataclass(node) or isinstance(node, type):
         return node
     changed = {each.name: _double(value, ops) for each in fields(node) if _may_hold(value := getattr(node, each.name))}
-    return replace(node, **changed)
+    double = replace(node, **changed)
+    if isinstance(double, Experts):
+        return RecordedExperts(double)
+    return RecordedLatent(double) if isinstance(double, LatentAttention) else double
 
 
 def _may_hold(value: object) -> bool:

@@ -207,15 +207,21 @@ class RecordedAttention:
         return Rows(query.tape, y, (y.width,))
 
 
+def affine_of(spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Affine:
+    """A norm as it is computed, with the numbers that it has."""
+    return Affine(
+        NormSpec(eps=spec.eps, kind=spec.kind, affine=weight is not None, bias=bias is not None), weight, bias
+    )
+
+
 class RecordedOps:
     """In place of `Ops`: what the layers call."""
 
     def rms_norm(self, x: Any, weight: Tensor | None, eps: float) -> Any:
-        return self._norm(x, Affine(NormSpec(eps=eps, affine=weight is not None), weight, None))
+        return self._norm(x, affine_of(NormSpec(eps=eps), weight, None))
 
     def layer_norm(self, x: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-        spec = NormSpec(eps=eps, kind="layer", affine=weight is not None, bias=bias is not None)
-        return self._norm(x, Affine(spec, weight, bias))
+        return self._norm(x, affine_of(NormSpec(eps=eps, kind="layer"), weight, bias))
 
     def _norm(self, x: Any, affine: Affine) -> Any:
         y = x._like()
