@@ -47,6 +47,7 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
         st.builds(p.Limits, u32, u32, u32),
         st.lists(st.builds(p.Region, text, u64, u64), max_size=3),
         st.lists(st.builds(p.Phase, text, st.floats(allow_nan=False)), max_size=3),
+        st.lists(st.builds(p.MeasuredStep, u64, u64, u64, u64, u64, u64), max_size=3),
     ),
     p.Admit: st.builds(
         p.Admit,
