@@ -2,6 +2,8 @@
 // of `_tile_loadd` that it reads no memory, so that stores before them may be dropped or come too late.
 #pragma once
 
+#include <string.h>
+
 #include "kernel.h"
 
 #if defined(__AMX_TILE__)
@@ -21,9 +23,71 @@ struct alignas(64) TileConfig {
       rows[tile] = static_cast<uint8_t>(of_weight ? bytes / 4 : 16);
     }
   }
-  TG_INLINE void use() const { asm volatile("ldtilecfg (%0)" ::"r"(this) : "memory"); }
+  TG_INLINE void use() const;
 };
 
+#if defined(TG_EMULATED_TILES)
+// The registers in memory, so that what is written for them runs where there are none: `make -C csrc/cpu TILES=emulated`.
+struct Tiles {
+  uint16_t row_bytes[8];
+  uint8_t rows[8], data[8][16][64];
+};
+inline thread_local Tiles tiles_of_thread;
+
+void TileConfig::use() const {
+  memcpy(tiles_of_thread.row_bytes, row_bytes, sizeof tiles_of_thread.row_bytes);
+  memcpy(tiles_of_thread.rows, rows, sizeof tiles_of_thread.rows);
+}
+TG_INLINE void tile_release() {}
+template <int kTile>
+TG_INLINE void tile_zero() {
+  memset(tiles_of_thread.data[kTile], 0, sizeof tiles_of_thread.data[kTile]);
+}
+template <int kTile>
+TG_INLINE void tile_load(const void *from, int64_t stride = 64) {
+  tile_zero<kTile>();
+  Tiles &tiles = tiles_of_thread;
+  for (int row = 0; row < tiles.rows[kTile]; row++) {
+    memcpy(tiles.data[kTile][row], static_cast<const char *>(from) + row * stride, tiles.row_bytes[kTile]);
+  }
+}
+template <int kTile>
+TG_INLINE void tile_store(void *to) {
+  memcpy(to, tiles_of_thread.data[kTile], sizeof tiles_of_thread.data[kTile]);
+}
+template <bool kInteger, int kSums, int kX, int kWeight>
+TG_INLINE void tile_dot() {
+  Tiles &tiles = tiles_of_thread;
+  for (int row = 0; row < tiles.rows[kX]; row++) {
+    for (int column = 0; column < 16; column++) {
+      int32_t whole;
+      float sum;
+      uint8_t *at = tiles.data[kSums][row] + column * 4;
+      memcpy(&whole, at, 4);
+      memcpy(&sum, at, 4);
+      for (int unit = 0; unit < tiles.rows[kWeight]; unit++) {
+        const uint8_t *x = tiles.data[kX][row] + unit * 4, *weight = tiles.data[kWeight][unit] + column * 4;
+        if constexpr (kInteger) {
+          for (int i = 0; i < 4; i++) whole += static_cast<int8_t>(x[i]) * weight[i];
+        } else {
+          for (int i = 0; i < 2; i++) {
+            float left = 0, right = 0;  // a bfloat16 is the upper half of one
+            memcpy(reinterpret_cast<char *>(&left) + 2, x + 2 * i, 2);
+            memcpy(reinterpret_cast<char *>(&right) + 2, weight + 2 * i, 2);
+            sum += left * right;
+          }
+        }
+      }
+      if constexpr (kInteger) {
+        memcpy(at, &whole, 4);
+      } else {
+        memcpy(at, &sum, 4);
+      }
+    }
+  }
+}
+#else
+void TileConfig::use() const { asm volatile("ldtilecfg (%0)" ::"r"(this) : "memory"); }
 TG_INLINE void tile_release() { asm volatile("tilerelease" ::: "memory"); }
 
 template <int kTile>
@@ -47,6 +111,7 @@ TG_INLINE void tile_dot() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeight));
   }
 }
+#endif
 
 }  // namespace tg::TG_ISA
 #endif

@@ -129,7 +129,7 @@ Layout layout_of(const tg_weight *weight, int64_t rows) {
   Layout layout;
   layout.row_bytes = round_up(weight->padded * unit_bytes(weight->format), 64);
   layout.values = layout.row_bytes * round_up(rows, rows == 1 ? 1 : 16);
-  const bool integer = weight->format >= TG_WEIGHT_INT8 && weight->format <= TG_WEIGHT_INT4_GROUPS;
+  const bool integer = weight->format >= TG_WEIGHT_INT8 && weight->format != TG_WEIGHT_F16;
   layout.scales = integer ? round_up(rows * most(weight->groups, 1) * 4, 64) : 0;
   layout.bytes = layout.values + 2 * layout.scales;
   return layout;
