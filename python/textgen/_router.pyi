@@ -46,7 +46,8 @@ class Router:
     def wait_ready(self, timeout: float) -> str | None:
         """Waits up to `timeout` seconds for the attached shard's Hello: its facts as JSON, `None` when time is up.
 
-        Raises `RuntimeError` when the link closed before.
+        Raises `RuntimeError` when the link closed before, and `ValueError` when the router cannot work with this shard
+        or any other of its kind.
         """
 
     def status(self) -> str:

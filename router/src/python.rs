@@ -16,6 +16,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use crate::http::library::{self, Reply, Task};
 use crate::server::{Server, StartError};
 use crate::settings::Settings;
+use crate::shard::engine::NoHello;
 use crate::shard::handle::EngineStatus;
 use crate::shard::protocol::Hello;
 
@@ -27,7 +28,7 @@ const ATTENTION: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Router {
     server: Server,
-    hello: Mutex<Option<oneshot::Receiver<Result<Hello, String>>>>,
+    hello: Mutex<Option<oneshot::Receiver<Result<Hello, NoHello>>>>,
 }
 
 #[pymethods]
@@ -69,7 +70,8 @@ impl Router {
         });
         match waited {
             None | Some((Ok(Err(_)), _)) => Err(PyRuntimeError::new_err("the engine ended before the shard was ready")),
-            Some((Ok(Ok(Err(reason))), _)) => Err(PyRuntimeError::new_err(reason)),
+            Some((Ok(Ok(Err(NoHello::Lost(reason)))), _)) => Err(PyRuntimeError::new_err(reason)),
+            Some((Ok(Ok(Err(NoHello::Refused(reason)))), _)) => Err(PyValueError::new_err(reason)),
             Some((Ok(Ok(Ok(facts))), _)) => Ok(Some(facts_json(&facts))),
             Some((Err(_), hello)) => {
                 *self.hello.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello);

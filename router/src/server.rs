@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::metrics::observer::MetricsObserver;
 use crate::output::Parsers;
 use crate::settings::Settings;
-use crate::shard::engine::{Attachment, Control, Engine, EngineConfig};
+use crate::shard::engine::{Attachment, Control, Engine, EngineConfig, NoHello};
 use crate::shard::handle::{EngineHandle, EngineStatus};
 use crate::shard::protocol::Hello;
 use crate::traces::Traces;
@@ -158,7 +158,7 @@ impl Server {
         socket: OwnedFd,
         memory: OwnedFd,
         ops_socket: PathBuf,
-    ) -> Result<oneshot::Receiver<Result<Hello, String>>, &'static str> {
+    ) -> Result<oneshot::Receiver<Result<Hello, NoHello>>, &'static str> {
         let (greeted, hello) = oneshot::channel();
         self.shard_ops.send_replace(Some(ops_socket));
         let attachment = Control::Attach(Attachment { socket, memory, greeted });

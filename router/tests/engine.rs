@@ -18,10 +18,10 @@ use support::mock_shard::{self, MockConfig, continuation};
 use support::seed::fresh_rng;
 use textgen_router::request::{SamplingParams, Standing, ValidRequest};
 use textgen_router::scheduler::{CacheKey, Plan, Stats};
-use textgen_router::shard::engine::{Attachment, Control, Engine, EngineConfig};
+use textgen_router::shard::engine::{Attachment, Control, Engine, EngineConfig, NoHello};
 use textgen_router::shard::handle::{EngineError, EngineHandle, EngineStatus, Event, Finish, Generation, PromptScore};
 use textgen_router::shard::observer::{EngineObserver, StepReport};
-use textgen_router::shard::protocol::Hello;
+use textgen_router::shard::protocol::{Hello, VERSION};
 use tokio::sync::{mpsc, oneshot, watch};
 
 #[derive(Clone, Default)]
@@ -94,7 +94,7 @@ impl House {
         self.handle.submit(request, standing, sequences)
     }
 
-    async fn attach(&self, config: MockConfig) -> Result<Hello, String> {
+    async fn attach(&self, config: MockConfig) -> Result<Hello, NoHello> {
         let shard = mock_shard::start(config);
         let (greeted, hello) = oneshot::channel();
         let attachment = Attachment { socket: shard.socket, memory: shard.memory, greeted };
@@ -314,6 +314,28 @@ async fn too_long_for_the_pool_is_refused_in_words() {
     assert!(matches!(collect(generation).await, Err(EngineError::TooLong(_))));
 }
 
+/// One that has gone may be followed by a better one; one of another release will not.
+#[tokio::test]
+async fn a_shard_of_another_release_is_refused_for_good() {
+    let house = House::new(64);
+    let Err(NoHello::Refused(reason)) =
+        house.attach(MockConfig { version: VERSION + 1, ..MockConfig::default() }).await
+    else {
+        panic!("it was taken")
+    };
+    for version in [VERSION, VERSION + 1] {
+        assert!(reason.contains(&format!("version {version}")), "{reason}");
+    }
+    let shard = mock_shard::start(MockConfig::default());
+    let (greeted, hello) = oneshot::channel();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(theirs);
+    let attachment = Attachment { socket: ours.into(), memory: shard.memory, greeted };
+    house.control.send(Control::Attach(attachment)).await.unwrap();
+    assert!(matches!(hello.await.unwrap(), Err(NoHello::Lost(_))));
+    house.attach(MockConfig::default()).await.unwrap();
+}
+
 #[tokio::test]
 async fn draining_refuses_and_stopping_ends() {
     let house = House::new(512);
@@ -390,6 +412,7 @@ async fn cached_tokens_are_told_and_each_key_has_its_own() {
 
 /// A shard that takes one sequence and says nothing: what runs, runs for ever.
 const SILENT: MockConfig = MockConfig {
+    version: VERSION,
     vocab: mock_shard::VOCAB,
     takes_masks: true,
     is_blind: false,

@@ -6,7 +6,7 @@
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use textgen_router::shard::protocol::{Frame, HEADER};
+use textgen_router::shard::protocol::{Frame, HEADER, ProtocolError, VERSION};
 
 #[derive(Deserialize)]
 struct Vector {
@@ -100,6 +100,18 @@ fn what_a_router_sends_is_written_to_the_byte() {
         written += 1;
     }
     assert!(written >= 5);
+}
+
+#[test]
+fn a_hello_of_another_version_is_known_by_its_number_whatever_follows() {
+    let other = VERSION as u8 + 1;
+    for payload in [&[0x91, other][..], &[0x93, other, 0xc0, 0xa1, b'x'], &[0x92, 0xcd, 0x00, other, 0xc0]] {
+        let error = Frame::decode(1, payload).unwrap_err();
+        assert!(matches!(error, ProtocolError::Version(version) if version == VERSION + 1), "{error}");
+    }
+    for payload in [&[0x90_u8][..], &[0xc0], &[0x91, 0xc0], &[0x91, VERSION as u8], &[0x93, other]] {
+        assert!(matches!(Frame::decode(1, payload), Err(ProtocolError::Decode { .. })), "{payload:?}");
+    }
 }
 
 proptest! {

@@ -30,6 +30,7 @@ def serve():
     os._exit(code[0] if code else 0)
 """
 READY = PRELUDE + "serve()"
+FOREIGN = PRELUDE + 'link.sendall(b"V")\nlink.recv(1)'
 
 
 def fails(code: int, line: str = "") -> str:
@@ -73,6 +74,8 @@ class FakeRouter:
             said = b""
         if not said:
             raise RuntimeError("the link closed")
+        if said == b"V":
+            raise ValueError("the shard speaks version 9")
         return HELLO
 
     def tell(self, code: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.fakes import DIES, HELLO, PATIENCE, READY, STUBBORN, Server, await_one, end_of, fails
+from tests.launcher.fakes import DIES, FOREIGN, HELLO, PATIENCE, READY, STUBBORN, Server, await_one, end_of, fails
 from textgen.launcher.errors import AddressError, LauncherError, MemoryPlanError, ModelError, ShardDied
 
 ME = os.getpid()
@@ -176,6 +176,23 @@ def test_a_shard_that_dropped_its_link_but_lives_is_ended(tmp_path: Path) -> Non
     assert server.run(server.stop_when_ready) == 0
     assert len(server.shards) == 2
     assert not server.shards[0].alive()
+
+
+@pytest.mark.parametrize("before", [(), (READY,)], ids=["first", "after a death"])
+def test_a_shard_that_the_router_refuses_is_not_started_again(before: tuple[str, ...], tmp_path: Path) -> None:
+    server = Server(tmp_path, *before, FOREIGN)
+
+    def act() -> None:
+        if before:
+            await_one(server.ready)
+            os.kill(server.shards[0].pid, signal.SIGKILL)
+
+    with pytest.raises(LauncherError, match="^the shard speaks version 9$") as caught:
+        server.run(act)
+    assert caught.value.exit_code == 1
+    assert len(server.shards) == len(before) + 1
+    assert not server.shards[-1].alive()
+    assert server.router.stopped
 
 
 def test_a_shard_that_dies_while_draining_is_replaced_so_that_requests_finish(tmp_path: Path) -> None:

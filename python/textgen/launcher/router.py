@@ -28,7 +28,9 @@ class Router(Protocol):
         ...
 
     def wait_ready(self, timeout: float) -> str | None:
-        """The shard's Hello as JSON, None on timeout. `RuntimeError` when the link closed before it."""
+        """The shard's Hello as JSON, None on timeout. `RuntimeError` when the link closed before it, `ValueError` when
+        the router cannot work with this shard or any other of its kind.
+        """
         ...
 
     def in_flight(self) -> int:

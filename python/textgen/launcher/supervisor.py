@@ -34,6 +34,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """The router cannot work with a shard like ours; not even another one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     shard: ShardProcess
     code: int
@@ -49,7 +56,7 @@ class Closed:
     pass
 
 
-Event: TypeAlias = Signalled | Ready | Exited | Drained | Closed
+Event: TypeAlias = Signalled | Ready | Refused | Exited | Drained | Closed
 Spawn: TypeAlias = Callable[[ShardExited], ShardProcess]
 
 
@@ -121,12 +128,12 @@ class Supervisor:
                         self._log.warn(f"{router.in_flight()} requests were cut off: they needed longer than allowed")
                     self._log.info("stopped")
                     return ExitCode.STOPPED
-                case Ready(shard, hello):
-                    if shard is self._shard:
-                        self._on_ready(router, hello)
-                case Exited(shard, code):
-                    if shard is self._shard:
-                        self._shard_died(shard, code)
+                case Ready(shard, hello) if shard is self._shard:
+                    self._on_ready(router, hello)
+                case Refused(reason):
+                    raise LauncherError(reason)
+                case Exited(shard, code) if shard is self._shard:
+                    self._shard_died(shard, code)
 
     def _next(self) -> Event | None:
         """The next event; None when a restart is due first."""
@@ -155,6 +162,9 @@ class Supervisor:
         while shard.alive():
             try:
                 hello = router.wait_ready(POLL)
+            except ValueError as error:
+                self._events.put(Refused(str(error)))
+                return
             except RuntimeError as error:
                 if shard.alive():
                     self._log.debug(f"shard {shard.pid}: {error}")

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::engine::Attachment;
+use super::engine::{Attachment, NoHello};
 use super::handle::PromptScore;
 use super::link::{Link, LinkError};
 use super::live::LiveRequests;
 use super::masks::MaskBoard;
 use super::memory::{SharedMemory, Wide};
-use super::protocol::{Done, Hello, ProtocolError, VERSION};
+use super::protocol::{Done, Hello, ProtocolError};
 use crate::scheduler::{Plan, SequenceId, Slot, StepId};
 
 /// One segment of a step in flight, as far as its wide results need it.
@@ -86,7 +86,7 @@ pub(super) struct Connection {
     memory: Option<SharedMemory>,
     /// Where grammar masks are written; `None` for a shard that takes none.
     pub(super) masks: Option<MaskBoard>,
-    greeter: Option<oneshot::Sender<Result<Hello, String>>>,
+    greeter: Option<oneshot::Sender<Result<Hello, NoHello>>>,
     vocab_size: u32,
     flights: VecDeque<Flight>,
 }
@@ -111,11 +111,6 @@ impl Connection {
 
     pub(super) fn greet(&mut self, hello: &Hello) -> Result<(), ProtocolError> {
         let invalid = |what: &str| Err(ProtocolError::Invalid(what.to_owned()));
-        if hello.version != VERSION {
-            return invalid(
-                "router and shard speak different versions of the step protocol; install one release of both",
-            );
-        }
         let Some(file) = self.memory_file.take() else { return invalid("a shard says hello only once") };
         let memory = SharedMemory::map(file, &hello.regions)?;
         self.masks = memory.masks(hello.model.vocab_size)?;
@@ -220,7 +215,7 @@ impl Connection {
     /// The link is of no more use. True when the shard had said hello.
     pub(super) fn lost(mut self, error: &LinkError) -> bool {
         if let Some(greeter) = self.greeter.take() {
-            let _ = greeter.send(Err(error.to_string()));
+            let _ = greeter.send(Err(error.into()));
         }
         self.greeted()
     }

@@ -56,7 +56,27 @@ pub struct Attachment {
     /// The shared memory.
     pub memory: OwnedFd,
     /// Told what the shard said first, or why it said nothing.
-    pub greeted: oneshot::Sender<Result<Hello, String>>,
+    pub greeted: oneshot::Sender<Result<Hello, NoHello>>,
+}
+
+/// Why no hello came that is of use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoHello {
+    /// The link is gone; with another shard it may go well.
+    #[error("{0}")]
+    Lost(String),
+    /// The shard is not one for this router, and no other of its kind will be.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<&LinkError> for NoHello {
+    fn from(error: &LinkError) -> Self {
+        match error {
+            LinkError::Protocol(error) => Self::Refused(error.to_string()),
+            LinkError::Closed | LinkError::Io(_) => Self::Lost(error.to_string()),
+        }
+    }
 }
 
 /// What the owner of the engine may ask of it.

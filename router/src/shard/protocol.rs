@@ -1,6 +1,9 @@
 //! The step protocol, version 4: frames between router and shard. `docs/protocol.md` is the contract; the Python twin is
 //! `python/textgen/shard/protocol.py`, and `tests/protocol/vectors.json` holds bytes that both must read and write.
 
+use std::fmt;
+
+use serde::de::{Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::columns::Column;
@@ -44,6 +47,12 @@ pub enum ProtocolError {
     /// A value could not be written.
     #[error("a frame cannot be encoded: {0}")]
     Encode(#[from] rmp_serde::encode::Error),
+    /// A hello of another version.
+    #[error(
+        "the shard speaks version {0} of the step protocol and the router version {VERSION}: they are of different releases; \
+         install the package again (from its sources: `make build`), then start it anew"
+    )]
+    Version(u16),
     /// Well-formed, but not allowed.
     #[error("{0}")]
     Invalid(String),
@@ -318,10 +327,10 @@ impl Frame {
     /// Reads a payload.
     ///
     /// # Errors
-    /// `UnknownKind` or `Decode`.
+    /// `UnknownKind`, `Decode` or `Version`.
     pub fn decode(kind: u8, payload: &[u8]) -> Result<Self, ProtocolError> {
         match kind {
-            1 => decode(kind, payload).map(Self::Hello),
+            1 => hello(kind, payload).map(Self::Hello),
             2 => decode(kind, payload).map(Self::Admit),
             3 => decode(kind, payload).map(Self::Step),
             4 => decode(kind, payload).map(Self::Done),
@@ -341,6 +350,39 @@ fn encode<T: Serialize>(kind: u8, frame: &T, out: &mut Vec<u8>) -> Result<(), Pr
     let header = header.ok_or(ProtocolError::TooLarge(length))?;
     out[begin..begin + 4].copy_from_slice(&header.to_le_bytes());
     Ok(())
+}
+
+/// A hello. One that cannot be read says at least which version it is of: behind its number each has what it likes.
+fn hello(kind: u8, payload: &[u8]) -> Result<Hello, ProtocolError> {
+    decode(kind, payload).map_err(|error| match decode(kind, payload) {
+        Ok(Spoken(version)) if version != VERSION => ProtocolError::Version(version),
+        _ => error,
+    })
+}
+
+/// The version that a hello begins with.
+struct Spoken(u16);
+
+impl<'de> Deserialize<'de> for Spoken {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct First;
+
+        impl<'de> Visitor<'de> for First {
+            type Value = Spoken;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an array that begins with a version")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut fields: A) -> Result<Spoken, A::Error> {
+                let version = fields.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+                while fields.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Spoken(version))
+            }
+        }
+
+        deserializer.deserialize_seq(First)
+    }
 }
 
 fn decode<'a, T: Deserialize<'a>>(kind: u8, payload: &'a [u8]) -> Result<T, ProtocolError> {

@@ -35,6 +35,8 @@ pub fn continuation(prompt: &[u32], length: usize) -> Vec<u32> {
 
 #[derive(Clone, Copy)]
 pub struct MockConfig {
+    /// Of the step protocol, as far as it says.
+    pub version: u16,
     pub vocab: u32,
     pub num_blocks: u32,
     pub block_size: u32,
@@ -57,6 +59,7 @@ pub struct MockConfig {
 impl Default for MockConfig {
     fn default() -> Self {
         Self {
+            version: VERSION,
             vocab: VOCAB,
             num_blocks: 64,
             block_size: 4,
@@ -130,7 +133,7 @@ impl Mock {
 
     fn run(mut self) {
         self.send(&Frame::Hello(Hello {
-            version: VERSION,
+            version: self.config.version,
             rank: 0,
             world_size: 1,
             model: ModelFacts { vocab_size: self.config.vocab, max_positions: 4096, dtype: "float32".to_owned() },

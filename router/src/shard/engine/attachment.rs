@@ -5,7 +5,7 @@ use crate::scheduler::{InvalidConfig, Scheduler, SchedulerConfig};
 use crate::shard::connection::Connection;
 use crate::shard::handle::EngineError;
 use crate::shard::link::LinkError;
-use crate::shard::protocol::{Hello, ProtocolError};
+use crate::shard::protocol::{Hello, ProtocolError, VERSION};
 
 impl Engine {
     pub(super) fn attach(&mut self, attachment: Attachment) {
@@ -20,6 +20,9 @@ impl Engine {
 
     pub(super) fn greet(&mut self, hello: Hello) -> Result<(), LinkError> {
         let Some(shard) = self.shard.as_mut() else { return Ok(()) };
+        if hello.version != VERSION {
+            return Err(ProtocolError::Version(hello.version).into());
+        }
         let limits = hello.limits;
         let config = SchedulerConfig {
             num_blocks: hello.kv.num_pages,
