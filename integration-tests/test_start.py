@@ -15,6 +15,7 @@ import pytest
 from support.api import Api
 from support.models import BUILT_IN
 from support.raw import send
+from support.reference import Reference
 from support.server import Launcher, Start, environment
 
 ROUTES = {
@@ -264,9 +265,12 @@ def test_browsers_may_call(built_in: Launcher, api: Api) -> None:
     assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
 
 
-def test_tokenize(built_in: Launcher, api: Api) -> None:
+def test_tokenize(built_in: Launcher, built_in_reference: Reference, api: Api) -> None:
     text = "The naïve 😀 cat"
     spans = api.post("/tokenize", {"inputs": text})
     for span in spans:
         assert text[span["start"] : span["stop"]] == span["text"]
     assert spans[-1]["stop"] == len(text)
+    ids = [span["id"] for span in spans]
+    assert api.post("/detokenize", {"tokens": ids}) == {"prompt": built_in_reference.tokenizer.decode(ids)}
+    assert api.post("/detokenize", {"tokens": ids, "skip_special_tokens": True}) == {"prompt": text}

@@ -67,6 +67,7 @@ pub fn app(state: AppState) -> Router {
         .route("/generate", post(generate::generate))
         .route("/generate_stream", post(stream::generate_stream))
         .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .route("/chat_tokenize", post(tokenize::chat_tokenize))
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/chat/completions/{id}/tool_results", post(async_tools::tool_results))

@@ -25,6 +25,7 @@ use super::{anthropic, clouds, docs, inference, ollama, responses};
         generate::compat_generate,
         stream::generate_stream,
         tokenize::tokenize,
+        tokenize::detokenize,
         tokenize::chat_tokenize,
         chat::chat_completions,
         async_tools::tool_results,

@@ -118,6 +118,15 @@ impl Preparer {
         self.pool.run(move || validation::tokenize(&model, &text, add_special_tokens)).await
     }
 
+    /// The text of some tokens.
+    ///
+    /// # Errors
+    /// `Overloaded` at once when the pool is full; `Validation` when one of them is not in the vocabulary.
+    pub async fn detokenize(&self, tokens: Vec<u32>, skip_special_tokens: bool) -> Result<String, InputError> {
+        let model = Arc::clone(&self.model);
+        self.pool.run(move || validation::detokenize(&model, tokens, skip_special_tokens)).await
+    }
+
     /// How many tokens a part of a text has.
     ///
     /// # Errors

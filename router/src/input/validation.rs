@@ -12,7 +12,7 @@ use super::request::{GenerationRequest, Parameters, Prompt, Reasoning, Truncate}
 use super::sampling::{check_searched, sampling};
 use super::token_rules::{check_min_tokens, rules, with_thinking};
 use super::{Prepared, TokenSpan, WantedGrammar};
-use crate::output::TextParams;
+use crate::output::{TextParams, library_decode};
 use crate::request::{BeamParams, ValidRequest};
 
 /// Largest `top_logprobs`, by OpenAI's rule; shards have room for as many (`plan.py`).
@@ -268,6 +268,16 @@ pub(super) fn tokenize(model: &ModelText, text: &str, add_special_tokens: bool) 
         TokenSpan { id, text: piece, start: position.at(text, start), stop: position.at(text, stop) }
     });
     Ok(spans.collect())
+}
+
+/// The text of some tokens, as the tokenizer's own decoder has it.
+///
+/// # Errors
+/// `Validation`, when one of them is not in the vocabulary.
+pub(super) fn detokenize(model: &ModelText, mut ids: Vec<u32>, skip_special: bool) -> Result<String, InputError> {
+    check_ids("tokens", &ids, model)?;
+    ids.retain(|&id| !skip_special || !model.is_special(id));
+    Ok(library_decode(model.tokenizer(), &ids))
 }
 
 /// Counts characters up to a byte. It goes on from where it was, in either direction: offsets mostly grow, and the

@@ -1,4 +1,4 @@
-//! `/generate`, `/`, `/tokenize` and `/chat_tokenize`.
+//! `/generate`, `/`, `/tokenize`, `/detokenize` and `/chat_tokenize`.
 
 use serde_json::{Value, json};
 
@@ -195,6 +195,23 @@ async fn tokenize_gives_ids_and_places() {
     let ids: Vec<_> = tokens.as_array().unwrap().iter().map(|token| token["id"].as_u64().unwrap()).collect();
     assert_eq!(ids, [u64::from(BOS), 104, 0xC3, 0xA9]);
     assert_eq!(tokens[1], json!({"id": 104, "text": "h", "start": 0, "stop": 1}));
+}
+
+#[tokio::test]
+async fn detokenize_gives_the_text_back() {
+    let server = Server::new();
+    let tokens = json!([BOS, 104, 0xC3, 0xA9, EOS]);
+    let whole = server.post("/detokenize", json!({"tokens": tokens})).await.json();
+    assert_eq!(whole, json!({"prompt": "<s>hé</s>"}));
+    let plain = server.post("/detokenize", json!({"tokens": tokens, "skip_special_tokens": true})).await.json();
+    assert_eq!(plain, json!({"prompt": "hé"}));
+    assert_eq!(server.post("/detokenize", json!({"tokens": []})).await.json(), json!({"prompt": ""}));
+    let answer = server.post("/detokenize", json!({"tokens": [104, 1_000_000]})).await;
+    let error = answer.native_error(422, "validation");
+    assert!(error.contains("`tokens`") && error.contains("1000000"), "{error}");
+    for body in [json!({}), json!({"tokens": "a"}), json!({"tokens": [-1]}), json!({"tokens": [0.5]})] {
+        assert_eq!(server.post("/detokenize", body.clone()).await.status, 422, "{body}");
+    }
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
-//! `POST /tokenize` and `POST /chat_tokenize`.
+//! `POST /tokenize`, `POST /detokenize` and `POST /chat_tokenize`.
 
 use axum::Json;
 use axum::extract::State;
 
-use super::types::{ChatTokenizeResponse, GenerateRequest, SimpleToken};
+use super::types::{ChatTokenizeResponse, DetokenizeRequest, DetokenizeResponse, GenerateRequest, SimpleToken};
 use crate::http::errors::ApiError;
 use crate::http::extract::Body;
 use crate::http::openai::types::ChatRequest;
@@ -25,6 +25,23 @@ pub async fn tokenize(
 ) -> Result<Json<Vec<SimpleToken>>, ApiError> {
     let tokens = state.preparer.tokenize(body.inputs, true).await?;
     Ok(Json(tokens.into_iter().map(SimpleToken::from).collect()))
+}
+
+/// The text of some tokens, as vLLM's route of this name has it.
+///
+/// # Errors
+/// When the body is wrong, a token is none of the vocabulary's, or validation is overloaded.
+#[utoipa::path(post, path = "/detokenize", tag = "Native", request_body = DetokenizeRequest, responses(
+    (status = 200, description = "The text", body = DetokenizeResponse),
+    TextErrors,
+))]
+pub async fn detokenize(
+    State(state): State<AppState>,
+    Body(body): Body<DetokenizeRequest>,
+) -> Result<Json<DetokenizeResponse>, ApiError> {
+    let DetokenizeRequest { tokens, skip_special_tokens } = body;
+    let prompt = state.preparer.detokenize(tokens, skip_special_tokens.unwrap_or_default()).await?;
+    Ok(Json(DetokenizeResponse { prompt }))
 }
 
 /// A conversation as the model sees it, and its tokens.

@@ -257,6 +257,23 @@ pub struct SimpleToken {
     pub stop: usize,
 }
 
+/// Body of `POST /detokenize`.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub struct DetokenizeRequest {
+    /// Vocabulary ids.
+    #[schema(example = json!([9707, 1879]))]
+    pub tokens: Vec<u32>,
+    /// Whether special tokens are left out: by default they are written by name.
+    pub skip_special_tokens: Option<bool>,
+}
+
+/// Answer of `POST /detokenize`.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct DetokenizeResponse {
+    /// The text.
+    pub prompt: String,
+}
+
 /// Answer of `POST /chat_tokenize`.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ChatTokenizeResponse {

@@ -21,7 +21,7 @@ pub struct StructuredOutputs {
     pub regex: Option<String>,
     /// One of these strings.
     pub choice: Option<Vec<String>>,
-    /// Text of this Lark grammar.
+    /// Text of this grammar, in Lark or EBNF.
     pub grammar: Option<String>,
     /// Free text with structured parts in it, an object or its text.
     pub structural_tag: Option<Value>,
