@@ -29,8 +29,8 @@ def test_the_choice_of_experts(native: Native, rng: random.Random, score: str, g
         top_groups=rng.randint(2, 3) if groups > 1 else 1, group_score=rng.choice(["best", "best two"]),
     )  # fmt: skip
     correction = torch.randn(experts) * 0.1 if rng.random() < 0.5 else None
-    # In another order for each token: no two experts, and no two pairs of them, are nearer than rounding reaches (a Sidon
-    # set, by Erdos and Turan).
+    # In another order for each token: no two experts, and no two pairs of them, are nearer than rounding reaches (a
+    # Sidon set, by Erdos and Turan).
     x = torch.stack([torch.randperm(experts) for _ in range(tokens)])
     x = (2 * 67 * x + x * x % 67) / 8192.0
     shares, chosen = torch.empty(tokens, top), torch.empty(tokens, top, dtype=torch.int32)
