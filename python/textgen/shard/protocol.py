@@ -1,4 +1,4 @@
-"""The step protocol, version 3: frames between the router and a shard (Rust twin: `router/src/shard/protocol.rs`).
+"""The step protocol, version 4: frames between the router and a shard (Rust twin: `router/src/shard/protocol.rs`).
 
 A frame is a little-endian u32 payload length, a kind byte, and one msgpack array (the fields of a struct in order).
 What is per token or per segment travels as packed little-endian columns, read here without a copy by numpy.
