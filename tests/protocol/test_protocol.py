@@ -224,7 +224,7 @@ def test_columns_of_a_step() -> None:
     assert columns.slot.dtype == np.int64
 
 
-segment = st.tuples(u32, u32, st.integers(1, 2), st.integers(0, 1), st.integers(0, 3), st.integers(0, 1))
+segment = st.tuples(u32, u32, st.integers(1, 2), st.integers(0, 1), st.integers(0, 3), st.integers(0, 3))
 
 
 @given(st.lists(st.lists(segment, max_size=3), max_size=4))
@@ -253,7 +253,9 @@ def test_ones_are_packed_as_any_numbers_are() -> None:
         (a_step([[0], [0], [0], [0], [0], [0]]), "no tokens"),
         (a_step(ONE, blocks=p.pack_u32([4])), "column tokens holds 0 numbers, the segments announce 1"),
         (a_step(ONE, tokens=p.pack_u32([9])), "column blocks holds 0 numbers, the segments announce 1"),
-        (a_step(ONE, tokens=b"abc"), "4-byte"),
+        (a_step(ONE, tokens=b"abc"), "column tokens of 3 bytes .* 4-byte"),
+        (a_step(ONE, tokens=p.pack_u32([9]), blocks=b"abc"), "column blocks of 3 bytes .* 4-byte"),
+        (p.Step(7, b"abcde", b"", b"", b"", b"", b""), "column segments of 5 bytes .* 4-byte"),
         (a_step(np.zeros((6, 0)), copies=p.pack_u32([1])), "pairs"),
         (a_step(np.zeros((6, 0)), masks=p.pack_u32([1, 2, 3])), "pairs"),
     ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum, IntFlag
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 import numpy as np
@@ -286,17 +286,16 @@ _EMPTY = np.empty(0, dtype=np.int64)  # shared: an array without elements cannot
 _NO_PAIRS = _EMPTY.reshape(0, 2)
 
 
-def _pack(values: object, dtype: np.dtype[Any]) -> bytes:
-    # An array converts itself in less than half the time that `asarray` takes for it. In what runs in every step,
-    # arguments have no names: numpy takes as long to look at a name as to convert 100 numbers.
-    if type(values) is np.ndarray:
-        return values.tobytes() if values.dtype is dtype else values.astype(dtype).tobytes()
-    return np.asarray(values, dtype=dtype).tobytes()
+# An array converts itself in less than half the time that `asarray` takes for it. In what runs in every step, arguments
+# have no names, and nothing is called that could be written out: numpy takes as long to look at a name, and Python to
+# make a call, as to convert 100 numbers.
 
 
 def pack_u32(values: object) -> bytes:
     """Any sequence of integers as a packed u32 column."""
-    return _pack(values, _U32)
+    if type(values) is np.ndarray:
+        return values.astype(_U32).tobytes()
+    return np.asarray(values, dtype=_U32).tobytes()
 
 
 def pack_ones(count: int) -> bytes:
@@ -306,7 +305,9 @@ def pack_ones(count: int) -> bytes:
 
 def pack_f32(values: object) -> bytes:
     """Any sequence of numbers as a packed f32 column."""
-    return _pack(values, _F32)
+    if type(values) is np.ndarray:
+        return values.tobytes() if values.dtype is _F32 else values.astype(_F32).tobytes()
+    return np.asarray(values, dtype=_F32).tobytes()
 
 
 def unpack_u32(column: bytes, name: str) -> Ints:
@@ -314,14 +315,14 @@ def unpack_u32(column: bytes, name: str) -> Ints:
     if not column:
         return _EMPTY  # most columns of a steady step
     if len(column) % 4:
-        raise ProtocolError(f"column {name} of {len(column)} bytes is not made of 4-byte numbers")
+        raise _torn(name, len(column))
     return np.frombuffer(column, _U32).astype(_INT64)
 
 
 def unpack_f32(column: bytes, name: str) -> NDArray[np.float32]:
     """A packed f32 column. Raises `ProtocolError` on a torn column."""
     if len(column) % 4:
-        raise ProtocolError(f"column {name} of {len(column)} bytes is not made of 4-byte numbers")
+        raise _torn(name, len(column))
     return np.frombuffer(column, _F32)
 
 
@@ -355,25 +356,29 @@ class StepColumns(msgspec.Struct, frozen=True, eq=False):
 
 def step_columns(step: Step) -> StepColumns:
     """Unpack a step. Raises `ProtocolError` when a column is torn or the lengths disagree."""
-    packed = unpack_u32(step.segments, "segments")
-    count, rest = divmod(packed.size, SEGMENT_COLUMNS)
+    segments = step.segments
+    count, rest = divmod(len(segments), 4 * SEGMENT_COLUMNS)
     if rest:
-        raise ProtocolError(f"column segments holds {packed.size} numbers, not six per segment")
-    shape = _shape(step.segments[8 * count : 20 * count])
-    new_pages = packed[5 * count :]
+        raise _not_six(len(segments))
+    if len(step.blocks) % 4:
+        raise _torn("blocks", len(step.blocks))
+    shape = _shape(segments[8 * count : 20 * count])
+    # Converted together: a second conversion takes as long as one of 1,000 numbers more.
+    packed = unpack_u32(segments + step.blocks, "blocks")
+    new_pages, blocks = packed[5 * count : 6 * count], packed[6 * count :]
     columns = StepColumns(
         packed[:count], packed[count : 2 * count], shape.length, shape.draft, shape.flags, new_pages,
-        unpack_u32(step.tokens, "tokens"),
-        unpack_u32(step.blocks, "blocks"),
-        _pairs(step.copies, "copies"),
-        unpack_u32(step.freed, "freed"),
-        _pairs(step.masks, "masks"),
+        unpack_u32(step.tokens, "tokens") if step.tokens else _EMPTY,
+        blocks,
+        _pairs(step.copies, "copies") if step.copies else _NO_PAIRS,
+        unpack_u32(step.freed, "freed") if step.freed else _EMPTY,
+        _pairs(step.masks, "masks") if step.masks else _NO_PAIRS,
     )  # fmt: skip
     if columns.tokens.size != shape.explicit:
         raise _disagree("tokens", columns.tokens.size, shape.explicit)
-    announced = int(np.add.reduce(new_pages) if step.blocks else np.count_nonzero(new_pages))
-    if columns.blocks.size != announced:
-        raise _disagree("blocks", columns.blocks.size, announced)
+    announced = int(new_pages.dot(shape.ones))  # their sum, in half the time that adding them up takes
+    if blocks.size != announced:
+        raise _disagree("blocks", blocks.size, announced)
     return columns
 
 
@@ -385,6 +390,7 @@ class _Shape(msgspec.Struct, frozen=True, eq=False):
     draft: Ints
     flags: Ints
     explicit: int  # ids that come with the step
+    ones: Ints  # [n]
 
 
 def _shape(packed: bytes) -> _Shape:
@@ -397,21 +403,29 @@ def _shape(packed: bytes) -> _Shape:
     if np.count_nonzero(length) != length.size:
         raise ProtocolError("a segment has no tokens")
     explicit = int(np.add.reduce(length)) - np.count_nonzero(flags & _LAST)
-    _last_shape = _Shape(packed, length, draft, flags, explicit)
+    _last_shape = _Shape(packed, length, draft, flags, explicit, np.ones_like(length))
     return _last_shape
 
 
-_last_shape = _Shape(b"", _EMPTY, _EMPTY, _EMPTY, 0)
+_last_shape = _Shape(b"", _EMPTY, _EMPTY, _EMPTY, 0, _EMPTY)
 
 
 def _pairs(column: bytes, name: str) -> Ints:
-    if not column:
-        return _NO_PAIRS
     values = unpack_u32(column, name)
     if values.size % 2:
         raise ProtocolError(f"column {name} holds {values.size} numbers, not pairs")
     pairs: Ints = values.reshape(-1, 2)
     return pairs
+
+
+def _torn(name: str, size: int) -> ProtocolError:
+    return ProtocolError(f"column {name} of {size} bytes is not made of 4-byte numbers")
+
+
+def _not_six(size: int) -> ProtocolError:
+    if size % 4:
+        return _torn("segments", size)
+    return ProtocolError(f"column segments holds {size // 4} numbers, not six per segment")
 
 
 def _disagree(name: str, have: int, announced: int) -> ProtocolError:
