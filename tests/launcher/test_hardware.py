@@ -28,7 +28,7 @@ def write(root: Path, path: str, text: str | int) -> None:
 def test_a_plain_machine(root: Path) -> None:
     found = inspect(root)
     assert (found.memory_available, found.memory_limit) == (16 * GIB, "the machine")
-    assert (found.cores, found.bfloat16, found.nvidia_driver) == (8, False, False)
+    assert (found.cores, found.bfloat16, found.nvidia_driver, found.kernels) == (8, False, False, False)
 
 
 def test_version_2_takes_the_tightest_group_and_counts_file_cache_as_free(root: Path) -> None:
@@ -67,6 +67,11 @@ def test_two_threads_of_one_core_count_once(root: Path) -> None:
 def test_bfloat16_units(flag: str, root: Path) -> None:
     write(root, "proc/cpuinfo", f"processor : 0\nflags : fpu {flag} sse")
     assert inspect(root).bfloat16
+
+
+def test_what_kernels_need(root: Path) -> None:
+    write(root, "proc/cpuinfo", "processor : 0\nflags : fpu fma avx2 f16c")
+    assert inspect(root).kernels
 
 
 def test_a_driver(root: Path) -> None:

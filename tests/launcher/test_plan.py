@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,22 @@ import pytest
 
 from tests.launcher.folders import make_folder
 from textgen import __version__
+from textgen.launcher.checkpoint import Checkpoint
 from textgen.launcher.errors import MemoryPlanError, SettingsError
 from textgen.launcher.hardware import Hardware
 from textgen.launcher.model import Model, resolve
 from textgen.launcher.plan import Plan, make_plan
 from textgen.launcher.settings import Settings
 from textgen.models.spec import EncoderSpec
+from textgen.quantization.formats import Blocks
 from textgen.shard.settings import parse_settings
 
 GIB = 2**30
 
 
 def machine(gib: float = 8, **changes: Any) -> Hardware:
-    values: dict[str, Any] = {"memory_limit": "the machine", "cores": 4, "bfloat16": False, "nvidia_driver": False}
+    values: dict[str, Any] = {"memory_limit": "the machine", "cores": 4, "bfloat16": False}
+    values |= {"nvidia_driver": False, "kernels": True}
     return Hardware(memory_available=int(gib * GIB), **(values | changes))
 
 
@@ -83,6 +87,30 @@ def test_a_smaller_data_type_halves_the_cache(model: Model) -> None:
     whole, half = plan(model, dtype="float32").memory, plan(model, dtype="bfloat16").memory
     assert (whole.num_blocks, whole.kv_bytes) == (half.num_blocks, 2 * half.kv_bytes)
     assert whole.kv_bytes == whole.num_blocks * 16 * 2 * 3 * 2 * 16 * 4  # positions, k and v, layers, heads, dim, bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "numbers"),
+    [
+        ({}, {}, 0.5625),
+        ({"plan": "off"}, {}, 2),
+        ({}, {"kernels": False}, 2),
+        ({"dtype": "float32"}, {}, 4),
+        ({"dtype": "float16"}, {}, 0.5625),
+        ({"quantize": "int8"}, {}, 1.016),
+    ],
+)
+def test_blocks_of_gguf_files_count_as_they_are_kept(
+    settings: dict[str, Any], changes: dict[str, Any], numbers: float, model: Model
+) -> None:
+    """Gigabytes of weights of which all but few are in blocks."""
+    count = 2**31
+    blocks = Blocks({"Q4_0": count}, dense=0)
+    packed = dataclasses.replace(model, checkpoint=Checkpoint(count, "bfloat16", blocks=blocks))
+    made = plan(packed, machine(16, **({"bfloat16": True} | changes)), **({"plan": "auto"} | settings))
+    line = next(line for line in made.memory.table if "weights" in line)
+    gib = float(re.search(r"([\d.]+) GiB", line)[1])  # type: ignore[index]
+    assert abs(gib - 2 * numbers) < 0.06, line
 
 
 def test_max_batch_total_tokens_bounds_the_cache(model: Model) -> None:

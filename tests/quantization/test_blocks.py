@@ -15,19 +15,23 @@ from gguf import GGMLQuantizationType as Kind
 from tests.gguf.cases import CASES
 from tests.gguf.writer import write
 from tests.models.test_decoder import CPU
-from tests.ops.cpu.test_plan import TOKENS, logits, planned
+from tests.ops.cpu.test_plan import TOKENS, kernels, logits, planned
 from tests.seeds import fresh_seed
 from textgen.gguf.index import NAME, Index, StoredTensor
 from textgen.gguf.unpack import unpack
+from textgen.launcher.checkpoint import read_checkpoint
 from textgen.layers.weight import DenseWeight, LoadContext, Part
 from textgen.models.decoder import Decoder
 from textgen.models.gguf_source import GgufFiles
 from textgen.models.load import load_model
 from textgen.ops import select_ops
+from textgen.ops.cpu.instructions import Multiply
+from textgen.ops.cpu.packing import form_of
 from textgen.ops.cpu.record import record
 from textgen.ops.cpu.twin import InterpretedModel
 from textgen.parallel import Parallel
 from textgen.quantization.blocks import KINDS, BlockFormat, BlockWeight, StackedWeight
+from textgen.quantization.formats import BLOCK_BYTES, block_bytes
 
 WIDTH = 512
 SCALES = {"Q6_K": (208,), "Q4_0": (0,), "Q8_0": (0,)}  # where a block's float16 scales lie; of the others (0, 2)
@@ -145,3 +149,33 @@ def test_a_plan_multiplies_blocks_as_torch_does(tmp_path: Path) -> None:
     for each in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording, threads=2)):
         missed = (logits(each, 7) - expected).norm(dim=-1) / expected.norm(dim=-1)
         assert float(missed.median()) < 5e-2  # a product gone wrong misses by all of it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_takes_the_bytes_that_the_launcher_plans_with(kind: str) -> None:
+    made = random_blocks(np.random.default_rng(1), kind, 32, WIDTH)
+    own = kernels()
+    _, size = own.memory(own.weight(*form_of(BlockWeight(kind, torch.from_numpy(made), WIDTH))))
+    assert size == BLOCK_BYTES[kind] * 32 * WIDTH
+
+
+@torch.inference_mode()
+def test_the_launcher_counts_blocks_as_they_are_kept(tmp_path: Path) -> None:
+    made = blocked(tmp_path)
+    model = load_model(made, torch.float32, CPU, Parallel(), select_ops(), format=BlockFormat())
+    assert isinstance(model, Decoder)
+    recording, checkpoint = record(model), read_checkpoint(made)
+    weights = [
+        each.weight
+        for program in (recording.hidden, recording.logits)
+        for each in program.instructions
+        if isinstance(each, Multiply)
+    ]
+    parts = [part for each in weights for part in (each.parts if isinstance(each, StackedWeight) else (each,))]
+    own = kernels()
+    taken = sum(own.memory(own.weight(*form_of(part)))[1] for part in parts)
+    taken += 0 if model.spec.tied_head else model.embedding.table.nbytes
+    assert checkpoint.blocks is not None
+    planned = block_bytes(checkpoint.blocks, 4)
+    assert abs(planned - taken) < 0.02 * taken, "but for norms, and outputs in whole sixteens"
+    assert planned < 0.5 * 4 * checkpoint.parameters

@@ -12,6 +12,7 @@ from tests.models.test_decoder import CPU
 from tests.models.tiny import make_model
 from tests.ops.cpu.test_plan import logits, planned
 from tests.quantization.test_blocks import blocked
+from tests.quantization.test_packed4 import quantized
 from tests.seeds import fresh_seed
 from textgen.layers.weight import DenseFormat, WeightFormat
 from textgen.models.decoder import Decoder
@@ -49,6 +50,15 @@ def test_a_second_start_maps_what_the_first_packed(
     assert torch.equal(start(tmp_path / "m", form, cache), first)
     assert not [name for name in read if name.endswith(("dense.weight", "query_key_value.weight", "h_to_4h.weight"))]
     assert [path.name for path in cached.iterdir()] == ["one.weights"]
+
+
+def test_inputs_in_an_order_of_their_own_are_packed_anew(tmp_path: Path) -> None:
+    """The file has no place for the order; what has none is kept beside."""
+    quantized(tmp_path, "gptq", False, "each", desc_act=True)
+    first = start(tmp_path, DenseFormat(), WeightsCache(tmp_path / "cache", "one"))
+    cache = WeightsCache(tmp_path / "cache", "one")
+    assert cache.mapped
+    assert torch.equal(start(tmp_path, DenseFormat(), cache), first)
 
 
 def test_stacks_of_blocks_are_kept_too(tmp_path: Path) -> None:

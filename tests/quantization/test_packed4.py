@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,16 +13,20 @@ from torch import Tensor
 
 from tests.models.test_decoder import CPU
 from tests.models.tiny import make_model
-from tests.ops.cpu.test_plan import logits, planned
+from tests.ops.cpu.test_plan import TOKENS, logits, planned
 from tests.seeds import fresh_seed
 from textgen.launcher.checkpoint import read_checkpoint
 from textgen.models.decoder import Decoder
 from textgen.models.errors import ModelError
 from textgen.models.load import load_model
 from textgen.ops import select_ops
+from textgen.ops.cpu.instructions import Pick
 from textgen.ops.cpu.record import record
+from textgen.ops.cpu.twin import InterpretedModel
 from textgen.parallel import Parallel
+from textgen.quantization.blocks import StackedWeight
 from textgen.quantization.integers import Int4Weight, Int8Format
+from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.packed4 import AWQ_ORDER, Int4ZerosWeight
 
 GROUP = 32
@@ -33,11 +38,14 @@ def pack(values: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     return (each << torch.arange(0, 32, 4)).sum(-1).to(torch.int64).view(torch.int32)[:, ::2].contiguous()
 
 
-def quantized(folder: Path, method: str, symmetric: bool, **changes: object) -> Path:
-    """A tiny Llama whose matrices are random numbers of four bits, and beside it the same in float32."""
+def quantized(folder: Path, method: str, symmetric: bool, orders: str = "none", **changes: Any) -> Path:
+    """A tiny Llama whose matrices are random numbers of four bits, and beside it the same in float32.
+
+    orders: whether inputs are in groups of their own: "none", "alike" in all matrices of a size, or in "each".
+    """
     torch.manual_seed(seed := fresh_seed())
     make_model(folder, "LlamaForCausalLM", seed, hidden_size=64, intermediate_size=96, num_attention_heads=4)
-    tensors, plain = {}, {}
+    tensors, plain, shared = {}, {}, {size: torch.randperm(size) for size in (64, 96)}
     for name, weight in load_file(folder / "model.safetensors").items():
         plain[name] = weight
         if not name.endswith("_proj.weight"):
@@ -49,14 +57,17 @@ def quantized(folder: Path, method: str, symmetric: bool, **changes: object) -> 
             torch.full((outputs, inputs // GROUP), 8) if symmetric else torch.randint(1, 16, (outputs, inputs // GROUP))
         )
         scales = (torch.rand(outputs, inputs // GROUP) * 0.02).half()
-        spread = zeros.repeat_interleave(GROUP, 1), scales.float().repeat_interleave(GROUP, 1)
+        index = torch.arange(inputs, dtype=torch.int32) // GROUP
+        if orders != "none":
+            index = index[shared[inputs] if orders == "alike" else torch.randperm(inputs)]
+        spread = zeros[:, index.long()], scales.float()[:, index.long()]
         plain[name] = ((values - spread[0]) * spread[1]).to(weight.dtype)
         base = name.removesuffix(".weight")
         tensors[f"{base}.scales"] = scales.t().contiguous()
         if method == "gptq":
             tensors[f"{base}.qweight"] = pack(values).t().contiguous()
             tensors[f"{base}.qzeros"] = pack(zeros.t().contiguous() - 1)
-            tensors[f"{base}.g_idx"] = torch.arange(inputs, dtype=torch.int32) // GROUP
+            tensors[f"{base}.g_idx"] = index
         else:
             tensors[f"{base}.qweight"] = pack(values.t().contiguous(), AWQ_ORDER)
             tensors[f"{base}.qzeros"] = pack(zeros.t().contiguous(), AWQ_ORDER)
@@ -118,13 +129,41 @@ def test_what_cannot_be_read_is_refused(changes: dict[str, object], words: str, 
         load(tmp_path)
 
 
-def test_inputs_in_an_order_of_their_own_are_refused(tmp_path: Path) -> None:
-    quantized(tmp_path, "gptq", True, desc_act=True)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("orders", ["alike", "each"])
+@torch.inference_mode()
+def test_inputs_in_an_order_of_their_own(orders: str, symmetric: bool, tmp_path: Path) -> None:
+    """What desc_act leaves: each matrix is multiplied as it is stored, by inputs that are picked in its order."""
+    numbers = load(quantized(tmp_path, "gptq", symmetric, orders, desc_act=True))
+    model = load(tmp_path)
+    pairs: list[tuple[Any, Any]] = []
+    for ours, plain in zip(model.layers, numbers.layers, strict=True):
+        mlp, exact = cast(Any, ours.block).mlp, cast(Any, plain.block).mlp
+        pairs += [(mlp.up.weight, exact.up.weight), (mlp.down.weight, exact.down.weight)]
+    for weight, dense in pairs:
+        form = StackedWeight if orders == "each" and dense.outputs == 2 * 96 else OrderedWeight
+        assert isinstance(weight, form)
+        x = torch.randn(3, dense.values.shape[1])
+        product = weight.multiply(x, None)
+        expected = dense.multiply(x, None)
+        assert (product - expected).norm() < 0.02 * expected.norm()
+        turned = torch.arange(dense.outputs) if form is StackedWeight else torch.randperm(dense.outputs)
+        torch.testing.assert_close(weight.reordered(turned).multiply(x, None), product[:, turned])
+    recording = record(model)
+    assert sum(isinstance(each, Pick) for each in recording.hidden.instructions) >= 4 * len(model.layers)
+    expected = logits(model, 4)
+    for made in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording)):
+        missed = (logits(made, 4) - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert float(missed.median()) < 5e-2
+
+
+def test_groups_of_unlike_sizes_are_refused(tmp_path: Path) -> None:
+    quantized(tmp_path, "gptq", True, "each", desc_act=True)
     tensors = load_file(tmp_path / "model.safetensors")
     name = next(name for name in tensors if name.endswith("g_idx"))
-    tensors[name] = tensors[name].flip(0)
+    tensors[name][:] = 0
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="order of their own"):
+    with pytest.raises(ModelError, match="does not put 32 inputs into each group"):
         load(tmp_path)
 
 

@@ -125,6 +125,7 @@ typedef enum tg_kind {
   TG_MOVE = 14,
   TG_ROUTE = 15,
   TG_SWITCH = 16,
+  TG_PICK = 17,
   TG_KINDS = 32,  // numbers below it may be given to new kinds
 } tg_kind;
 

@@ -134,6 +134,13 @@ enum tg_move {
   TG_MOVE_Y_STEP = 5,
 };
 
+// Column i of y is column order[i] of x.
+enum tg_pick {
+  TG_PICK_X = 0,
+  TG_PICK_Y = 1,      // buffer, not x
+  TG_PICK_ORDER = 2,  // address: [width of y] int32
+};
+
 // x = sigmoid(s) * x; s [rows, 1].
 enum tg_switch { TG_SWITCH_X = 0, TG_SWITCH_S = 1 };
 

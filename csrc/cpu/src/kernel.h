@@ -111,7 +111,7 @@ namespace tg::TG_ISA {
 const Kernel *kernel_of(int32_t kind);  // table.cpp; null for a kind that there is no kernel for
 
 extern const Kernel linear;                                            // linear.cpp
-extern const Kernel embed, gather_rows, norm, add_rows, move;         // rows.cpp
+extern const Kernel embed, gather_rows, norm, add_rows, move, pick;   // rows.cpp
 extern const Kernel activate, activate_gated, clamp, scale, toggle;   // elementwise.cpp
 extern const Kernel route;                                            // route.cpp
 extern const Kernel experts;                                          // experts.cpp

@@ -15,6 +15,7 @@ from msgspec import Meta
 from textgen.gguf.errors import GgufError
 from textgen.gguf.index import Index, read_index
 from textgen.launcher.errors import ModelError
+from textgen.quantization.formats import BLOCK_BYTES, Blocks
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_JSON = 100 * 2**20  # bytes of a header or index: the format's own bound
@@ -24,6 +25,9 @@ SIZES = {**DTYPES, "I32": 4}  # bytes; 1 of the others
 SCALES = ("_scale", "_scale_inv")  # ends of the names of what they are multiplied by
 FOUR_BITS = {".qweight": 8, ".qzeros": 0, ".g_idx": 0}  # weights in an integer of GPTQ's and AWQ's tensors
 PACKED = {"_blocks": 2, "_scales": 0}  # numbers in a byte of what MXFP4 stores, by the end of a tensor's name
+TABLE = "token_embd.weight"
+NUMBERS = (TABLE, "position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "attn_kv_b.weight")
+"""Ends of the names of matrices in GGUF files that become numbers of the model's type, whatever blocks they are in."""
 _NAMES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 _Size = Annotated[int, Meta(ge=0)]
@@ -41,11 +45,15 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How many numbers are stored, and in which data type most of them are; whether they are packed in four bits."""
+    """How many numbers are stored, and in which data type most of them are; whether they are packed in four bits.
+
+    blocks: of a GGUF file, what its matrices are where they are multiplied as stored.
+    """
 
     parameters: int
     dtype: str
     four_bits: bool = False
+    blocks: Blocks | None = None
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -79,7 +87,23 @@ def _packed(index: Index) -> Checkpoint:
     counts: dict[str, int] = {}
     for tensor in index.tensors.values():
         counts[tensor.kind] = counts.get(tensor.kind, 0) + tensor.numbers
-    return Checkpoint(sum(counts.values()), _NAMES.get(max(counts, key=lambda kind: counts[kind]), "bfloat16"))
+    dtype = _NAMES.get(max(counts, key=lambda kind: counts[kind]), "bfloat16")
+    return Checkpoint(sum(counts.values()), dtype, blocks=_blocks(index))
+
+
+def _blocks(index: Index) -> Blocks | None:
+    """None where nothing is multiplied in blocks."""
+    of_kinds: dict[str, int] = {}
+    dense = 0
+    for name, tensor in index.tensors.items():
+        known = tensor.kind in BLOCK_BYTES and len(tensor.shape) == 2
+        # A table that is the head too is there twice: rows of numbers are looked up, and blocks multiplied.
+        head = name == TABLE and "output.weight" not in index.tensors
+        if known and (head or not name.endswith(NUMBERS)):
+            of_kinds[tensor.kind] = of_kinds.get(tensor.kind, 0) + tensor.numbers
+        if not known or name.endswith(NUMBERS):
+            dense += tensor.numbers
+    return Blocks(of_kinds, dense) if of_kinds else None
 
 
 def _end(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the machine gives this process: memory within its control groups, cores, native bfloat16."""
+"""What the machine gives this process: memory within its control groups, cores, what the cores can."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
+_KERNEL_FLAGS = {"avx2", "fma", "f16c"}  # of the least that the kernels of `csrc/cpu` are worth it on
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Bytes and counts. `memory_limit` names what bounds the memory, for people."""
+    """Bytes and counts. `memory_limit` names what bounds the memory, for people; `kernels`: whether plans run here."""
 
     memory_available: int
     memory_limit: str
     cores: int
     bfloat16: bool
     nvidia_driver: bool
+    kernels: bool
 
 
 def inspect(root: Path = Path("/")) -> Hardware:
     """Read /proc and /sys below `root`."""
-    available, limit = _memory(root)
+    (available, limit), flags = _memory(root), _cpu_flags(root)
     return Hardware(
         memory_available=available,
         memory_limit=limit,
         cores=_cores(root),
-        bfloat16=bool(_BFLOAT16_FLAGS & _cpu_flags(root)),
+        bfloat16=bool(_BFLOAT16_FLAGS & flags),
         nvidia_driver=(root / "proc/driver/nvidia/version").exists(),
+        kernels=flags >= _KERNEL_FLAGS,
     )
 
 

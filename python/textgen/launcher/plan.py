@@ -13,7 +13,7 @@ from textgen.launcher.memory import MemoryPlan, Needs, plan_memory
 from textgen.launcher.model import Model
 from textgen.launcher.settings import Settings
 from textgen.models.groups import group_layers
-from textgen.quantization.formats import weight_bytes
+from textgen.quantization.formats import block_bytes, weight_bytes
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOST_ENCODED = 2048  # the same of a model with an encoder, which reads its whole input in one step
@@ -142,7 +142,7 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
             f"--max-batch-size {slots} must be at most --max-batch-prefill-tokens {step}: each running sequence takes "
             "a token of every step; lower the first or raise the second"
         )
-    needs = _needs(settings, model, dtype, max_total, step, slots)
+    needs = _needs(settings, model, dtype, max_total, step, slots, hardware)
     return Plan(
         settings=settings,
         model=model,
@@ -196,7 +196,19 @@ def _lengths(settings: Settings, model: Model) -> tuple[int, int]:
     return max_total, max_input
 
 
-def _needs(settings: Settings, model: Model, dtype: str, max_total: int, step: int, slots: int) -> Needs:
+def _weights(settings: Settings, model: Model, dtype: str, hardware: Hardware) -> int:
+    """Bytes of them as they are kept."""
+    checkpoint, size = model.checkpoint, BYTES[dtype]
+    planned = settings.plan != "off" and settings.device == "cpu" and hardware.kernels
+    if checkpoint.blocks is not None and settings.quantize is None and planned and dtype != "float32":
+        return block_bytes(checkpoint.blocks, size)
+    form = settings.quantize or ("int4" if checkpoint.four_bits else None)
+    return weight_bytes(model.spec, checkpoint.parameters, size, form)
+
+
+def _needs(
+    settings: Settings, model: Model, dtype: str, max_total: int, step: int, slots: int, hardware: Hardware
+) -> Needs:
     spec, size = model.spec, BYTES[dtype]
     row = spec.kv_width * size  # keys and values of one token in one layer
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
@@ -214,12 +226,7 @@ def _needs(settings: Settings, model: Model, dtype: str, max_total: int, step: i
     pages = groups.sequence_pages(max_total, settings.block_size, step)
     gathered = blocks if groups.full else pages // groups.windowed  # of these, by one layer
     return Needs(
-        weights=weight_bytes(
-            spec,
-            model.checkpoint.parameters,
-            size,
-            settings.quantize or ("int4" if model.checkpoint.four_bits else None),
-        ),
+        weights=_weights(settings, model, dtype, hardware),
         processes=PROCESSES,
         workspace=workspace,
         block=settings.block_size * row * groups.page_layers,

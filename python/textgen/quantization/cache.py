@@ -26,6 +26,7 @@ from torch import Tensor
 
 from textgen.layers.weight import LoadContext, Part, Weight, WeightFormat
 from textgen.quantization.blocks import StackedWeight
+from textgen.quantization.ordered import OrderedWeight
 
 log = logging.getLogger(__name__)
 
@@ -244,10 +245,16 @@ class CachedFormat:
     def _kept(self, key: str, weight: Weight) -> Weight:
         if self.cache.mapped:  # a file is whole or not there: what it lacks is not kept
             return weight
+        if any(isinstance(part, OrderedWeight) for part in _parts(weight)):
+            return weight  # the file has no place for an order of inputs
         if isinstance(weight, StackedWeight):
             parts = [KeptWeight(self.cache, f"{key}#{at:03}", each) for at, each in enumerate(weight.parts)]
             return StackedWeight(tuple(parts))
         return KeptWeight(self.cache, key, weight)
+
+
+def _parts(weight: Weight) -> Sequence[Weight]:
+    return weight.parts if isinstance(weight, StackedWeight) else (weight,)
 
 
 def _key(parts: Sequence[Part]) -> str:

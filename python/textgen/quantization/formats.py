@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from textgen.models.spec import DecoderSpec, ExpertsSpec
 
 NAMES = ("int8", "int4")
+BLOCK_BYTES = {
+    "Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "Q4_K": 2368 / 4096, "Q5_K": 2880 / 4096, "Q6_K": 3392 / 4096,
+}  # fmt: skip
+"""Blocks of GGUF files that are multiplied as they are, and the bytes of a number as the kernels have it."""
 GROUP = 32  # inputs that share a scale of a 4-bit weight
 
 OF_TGI = {
@@ -20,6 +27,14 @@ OF_TGI = {
     "marlin": "checkpoints in Marlin's format are not read yet",
 }
 """Names of Text Generation Inference that are refused, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A GGUF file's numbers: those in blocks that are multiplied as they are, by type, and those that are not."""
+
+    numbers: Mapping[str, int]
+    dense: int
 
 
 def quantize_name(value: str) -> str:
@@ -46,6 +61,12 @@ def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | 
     kept = min(kept, parameters)
     quantized = parameters - kept + (table if spec.tied_head else 0)
     return kept * size + int(quantized * BYTES[quantize])
+
+
+def block_bytes(blocks: Blocks, size: int) -> int:
+    """What the weights of a GGUF file take: blocks as they are multiplied, all others as numbers of `size` bytes."""
+    packed = sum(count * BLOCK_BYTES[kind] for kind, count in blocks.numbers.items())
+    return blocks.dense * size + int(packed)
 
 
 BYTES = {"int8": 1 + 4 / 256, "int4": 0.5 + 2 / GROUP}  # of a number, its share of a scale included

@@ -14,7 +14,9 @@ from torch import Tensor
 from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
 from textgen.models.errors import ModelError
 from textgen.models.packed4_config import Packed4
+from textgen.quantization.blocks import StackedWeight
 from textgen.quantization.integers import Int4Weight, quantize_rows
+from textgen.quantization.ordered import OrderedWeight
 
 MIDDLE = 8  # the zero point of a symmetric weight
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in each four bits, lowest first
@@ -77,6 +79,16 @@ class Int4ZerosWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A stored matrix with its inputs in whole groups. order: where each input comes from, if from elsewhere."""
+
+    pairs: Tensor
+    scales: Tensor
+    zeros: Tensor
+    order: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Packed4Format:
     """Matrices that the checkpoint has in four bits stay so; the others are dense."""
 
@@ -90,10 +102,24 @@ class Packed4Format:
         if not all(packed) or not isinstance(source, IntegerSource):
             raise ModelError(f"only some of {', '.join(names)} are in four bits; use another checkpoint")
         each = [self._read(context, source, name, part) for name, part in zip(names, parts, strict=True)]
-        pairs, scales, zeros = (torch.cat(columns) for columns in zip(*each, strict=True))
-        if bool((zeros == MIDDLE).all()):
-            return Int4Weight(pairs, scales, self.stored.group)
-        return Int4ZerosWeight(pairs, scales, zeros, self.stored.group)
+        alike: list[list[_Matrix]] = []  # neighbours whose inputs are in one order
+        for matrix in each:
+            if alike and _same(alike[-1][0].order, matrix.order):
+                alike[-1].append(matrix)
+            else:
+                alike.append([matrix])
+        made = [self._made(matrices) for matrices in alike]
+        return made[0] if len(made) == 1 else StackedWeight(tuple(made))
+
+    def _made(self, matrices: Sequence[_Matrix]) -> Weight:
+        """One of several with their inputs in one order, output after output."""
+        pairs, scales, zeros = (
+            torch.cat([getattr(each, name) for each in matrices]) for name in ("pairs", "scales", "zeros")
+        )
+        group, order = self.stored.group, matrices[0].order
+        symmetric = bool((zeros == MIDDLE).all())
+        weight: Weight = Int4Weight(pairs, scales, group) if symmetric else Int4ZerosWeight(pairs, scales, zeros, group)
+        return weight if order is None else OrderedWeight(weight, order)
 
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values)
@@ -101,35 +127,47 @@ class Packed4Format:
     def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
         return self.of(values)
 
-    def _read(
-        self, context: LoadContext, source: IntegerSource, name: str, part: Part
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs, scales and zero points of a part."""
+    def _read(self, context: LoadContext, source: IntegerSource, name: str, part: Part) -> _Matrix:
         (outputs, inputs), group = part.shape, self.stored.group
         if inputs % group or outputs % 8 or part.stacked is not None:
             raise ModelError(f"tensor '{name}.qweight' of {outputs} x {inputs} is not in whole groups of {group}")
         gptq, groups = self.stored.method == "gptq", inputs // group
         stored = source.read_integers(f"{name}.qweight", (inputs // 8, outputs) if gptq else (inputs, outputs // 8))
-        order = None if gptq else AWQ_ORDER
-        values = _nibbles(stored.t()).t() if gptq else _nibbles(stored, order)  # [in, out]
-        zeros = _nibbles(source.read_integers(f"{name}.qzeros", (groups, outputs // 8)), order) + self.stored.more
+        nibbles = None if gptq else AWQ_ORDER
+        values = _nibbles(stored.t()).t() if gptq else _nibbles(stored, nibbles)  # [in, out]
+        zeros = _nibbles(source.read_integers(f"{name}.qzeros", (groups, outputs // 8)), nibbles) + self.stored.more
         scales = torch.empty(groups, outputs, dtype=torch.float16)
         context.source.read(Part(f"{name}.scales", (groups, outputs)), scales)
+        order = None
         if gptq and context.source.has(f"{name}.g_idx"):
-            index = source.read_integers(f"{name}.g_idx", (inputs,))
-            if not torch.equal(index, torch.arange(inputs, dtype=index.dtype) // group):
-                raise ModelError(
-                    f"tensor '{name}.g_idx': inputs are in an order of their own (desc_act), which is not supported; "
-                    "use a checkpoint made without"
-                )
+            order = _order(name, source.read_integers(f"{name}.g_idx", (inputs,)), group)
         columns = range(inputs)[part.columns]
-        if columns.step != 1 or columns.start % group or columns.stop % group:
+        apart = order is not None and len(columns) < inputs
+        if apart or columns.step != 1 or columns.start % group or columns.stop % group:
             raise ModelError(f"tensor '{name}.qweight' cannot be shared by so many shards; use fewer")
+        if order is not None:
+            values = values.index_select(0, order)
         within = slice(columns.start // group, columns.stop // group)
         values = values.t()[part.rows, part.columns].contiguous()
         pairs = values[:, ::2] | values[:, 1::2] << 4
         cut = (within, part.rows)
-        return pairs, scales[cut].t().contiguous(), zeros[cut].t().contiguous()
+        return _Matrix(pairs, scales[cut].t().contiguous(), zeros[cut].t().contiguous(), order)
+
+
+def _order(name: str, index: Tensor, group: int) -> Tensor | None:
+    """The inputs group by group, where a checkpoint made with desc_act has each input's group in `index`; None where
+    they lie so already. Raises `ModelError`."""
+    in_groups = torch.arange(len(index), dtype=index.dtype) // group
+    if torch.equal(index, in_groups):
+        return None
+    order = index.argsort(stable=True)
+    if not torch.equal(index[order], in_groups):
+        raise ModelError(f"tensor '{name}.g_idx' does not put {group} inputs into each group; download the model again")
+    return order
+
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    return first is second if first is None or second is None else torch.equal(first, second)
 
 
 def _nibbles(packed: Tensor, order: Sequence[int] | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from textgen import _router
 EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE, GATHER_ROWS = range(1, 11)
 ROPE_TABLE, ARGMAX = 12, 13
 ADD, BY_POSITION, LAYER_NORM = 1, 2, 2  # flags
-EXPERTS, MOVE, ROUTE, SWITCH = 11, 14, 15, 16
+EXPERTS, MOVE, ROUTE, SWITCH, PICK = 11, 14, 15, 16, 17
 PACKED, NORMALIZED = 4, 1  # flags
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 5}
 

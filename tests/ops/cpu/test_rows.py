@@ -21,6 +21,7 @@ from .native import (
     MOVE,
     NORM,
     PACKED,
+    PICK,
     Native,
     Step,
 )
@@ -97,6 +98,21 @@ def test_runs_of_columns_are_moved(native: Native, rng: random.Random, dtype: to
     assert torch.equal(y, expected)
     with pytest.raises(ValueError, match="leave x or y"):
         native.plan((MOVE, args | {2: units + 1, 4: x_step}, {}, 0), [x, y])
+
+
+@KINDS
+def test_columns_in_another_order(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
+    tokens, width, picked = rng.randint(1, 9), rng.choice((1, 13, 256, 600)), rng.choice((1, 40, 256, 700))
+    x, y = wider(torch.randn(tokens, width).to(dtype)), wider(torch.empty(tokens, picked, dtype=dtype))
+    order = torch.randint(0, width, (picked,), dtype=torch.int32)
+    args = {0: 0, 1: 1, 2: order.data_ptr()}
+    native.run((PICK, args, {}, 0), [x, y], Step(tokens))
+    assert torch.equal(y, x[:, order])
+    order[rng.randrange(picked)] = rng.choice((-1, width))
+    with pytest.raises(ValueError, match="a column leaves x"):
+        native.plan((PICK, args, {}, 0), [x, y])
+    with pytest.raises(ValueError, match="there is no order"):
+        native.plan((PICK, {0: 0, 1: 1}, {}, 0), [x, y])
 
 
 def test_an_index_outside_of_the_table_reads_no_other_memory(native: Native) -> None:

@@ -4,6 +4,8 @@
 namespace tg::TG_ISA {
 namespace {
 
+constexpr int64_t kPicked = 256;  // columns of a row that one worker picks: often there is only one row
+
 TG_INLINE int64_t within(int64_t index, int64_t count) { return index < 0 ? 0 : (index < count ? index : count - 1); }
 
 template <typename W, typename T>
@@ -134,6 +136,36 @@ const char *move_check(const tg_op &op, const Shape &shape) {
   return nullptr;
 }
 
+void pick_run(const tg_op &op, const Run &run) {
+  const int64_t x = op.args[TG_PICK_X], y = op.args[TG_PICK_Y], width = run.buffer(y).width;
+  const int32_t *order = address<const int32_t>(op.args[TG_PICK_ORDER]);
+  const int64_t runs = ceil_div(width, kPicked);
+  const Share share = run.share(run.rows(y) * runs);
+  by_dtype(run.buffer(y).dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    for (int64_t at = share.begin; at < share.end; at++) {
+      const T *from = run.row<T>(x, at / runs);
+      T *to = run.row<T>(y, at / runs);
+      const int64_t begin = at % runs * kPicked;
+      for (int64_t i = begin; i < least(begin + kPicked, width); i++) to[i] = from[order[i]];
+    }
+  });
+}
+
+const char *pick_check(const tg_op &op, const Shape &shape) {
+  const int64_t x = op.args[TG_PICK_X], y = op.args[TG_PICK_Y];
+  if (!shape.is_float(x) || !shape.is_float(y)) return "pick: x and y are not both buffers of float32 or bfloat16";
+  const tg_buffer &from = shape.buffers[x], &to = shape.buffers[y];
+  if (from.dtype != to.dtype || from.extent != to.extent) return "pick: x and y differ in dtype or rows";
+  if (from.address == to.address) return "pick: y lies on x";
+  const int32_t *order = address<const int32_t>(op.args[TG_PICK_ORDER]);
+  if (order == nullptr) return "pick: there is no order";
+  for (int64_t i = 0; i < to.width; i++) {
+    if (order[i] < 0 || order[i] >= from.width) return "pick: a column leaves x";
+  }
+  return nullptr;
+}
+
 void norm_run(const tg_op &op, const Run &run) {
   const tg_buffer &x = run.buffer(op.args[TG_NORM_X]);
   const int64_t size = op.args[TG_NORM_SIZE] > 0 ? op.args[TG_NORM_SIZE] : x.width;
@@ -212,5 +244,6 @@ extern const Kernel gather_rows = {gather_run, gather_check, nullptr};
 extern const Kernel norm = {norm_run, norm_check, nullptr};
 extern const Kernel add_rows = {add_run, add_check, nullptr};
 extern const Kernel move = {move_run, move_check, nullptr};
+extern const Kernel pick = {pick_run, pick_check, nullptr};
 
 }  // namespace tg::TG_ISA

@@ -22,6 +22,7 @@ const Kernel *kernel_of(int32_t kind) {
     case TG_MOVE: return &move;
     case TG_ROUTE: return &route;
     case TG_SWITCH: return &toggle;
+    case TG_PICK: return &pick;
     default: return nullptr;
   }
 }

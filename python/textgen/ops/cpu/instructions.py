@@ -240,6 +240,15 @@ class Move(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pick(Instruction):
+    """Column i of y is column order[i] of x. order [width of y] int32."""
+
+    order: Tensor
+    x: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Switch(Instruction):
     """x = sigmoid(s) * x. s [rows, 1]."""
 

@@ -27,6 +27,7 @@ from textgen.ops.cpu.instructions import (
     Move,
     Multiply,
     Normalize,
+    Pick,
     Program,
     RotaryTable,
     RotateAndWrite,
@@ -122,6 +123,8 @@ class _Step:
                 run = torch.arange(each.width)
                 from_, to = (torch.arange(each.units)[:, None] * step + run for step in (each.x_step, each.y_step))
                 self.at(each.y)[:, to.flatten()] = self.at(each.x)[:, from_.flatten()]
+            case Pick():
+                self.at(each.y).copy_(self.at(each.x)[:, each.order])
             case Switch():
                 self.at(each.x).mul_(torch.sigmoid(self.at(each.s)))
             case Route():

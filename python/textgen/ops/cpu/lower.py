@@ -26,6 +26,7 @@ from textgen.ops.cpu.instructions import (
     Move,
     Multiply,
     Normalize,
+    Pick,
     Program,
     RotaryTable,
     RotateAndWrite,
@@ -41,12 +42,12 @@ from textgen.ops.cpu.values import NotRecorded
 
 # Kinds of operations, flags and activations; `csrc/cpu/include/textgen_cpu_kinds.h` says what each kind takes.
 LINEAR, EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE = range(10)
-EXPERTS, ROPE_TABLE, ARGMAX, MOVE, ROUTE, SWITCH = range(11, 17)
+EXPERTS, ROPE_TABLE, ARGMAX, MOVE, ROUTE, SWITCH, PICK = range(11, 18)
 KINDS = {
     LINEAR: "products", EMBED: "embedding", NORM: "norms", ADD_ROWS: "sums", ROPE_WRITE: "rotation, cache write",
     ATTENTION: "attention", ACTIVATE: "activations", ACTIVATE_GATED: "activations", CLAMP: "clamps", SCALE: "scalings",
     EXPERTS: "experts", ROPE_TABLE: "rotary tables", ARGMAX: "likeliest tokens", MOVE: "moves",
-    ROUTE: "choice of experts", SWITCH: "switches",
+    ROUTE: "choice of experts", SWITCH: "switches", PICK: "inputs in another order",
 }  # fmt: skip
 ADD, LAYER, BY_POSITION, PACKED, NORMALIZED = 1, 2, 2, 4, 1
 SCORES = {"softmax": 0, "chosen": 1, "sigmoid": 2}
@@ -210,6 +211,8 @@ class Lowered:
             case Move():
                 args = [self._at(each.x), self._at(each.y), each.units, each.width, each.x_step, each.y_step]
                 return _Record(MOVE, args)
+            case Pick():
+                return _Record(PICK, [self._at(each.x), self._at(each.y), self._address(each.order)])
             case Switch():
                 return _Record(SWITCH, [self._at(each.x), self._at(each.s)])
             case Route(spec=spec):

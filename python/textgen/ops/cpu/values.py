@@ -26,6 +26,7 @@ from textgen.ops.cpu.instructions import (
     Join,
     Multiply,
     Normalize,
+    Pick,
     RotaryTable,
     Rotate,
     Scale,
@@ -34,6 +35,7 @@ from textgen.ops.cpu.instructions import (
 )
 from textgen.ops.interface import AttentionForm
 from textgen.quantization.blocks import StackedWeight
+from textgen.quantization.ordered import OrderedWeight
 
 TOKENS = 1_000_003  # the length of every recorded tensor: no size that a model has
 
@@ -169,15 +171,16 @@ class RecordedWeight:
     def multiply(self, x: Any, bias: Tensor | None) -> Any:
         if len(x.sizes) != 1:
             raise NotRecorded("a product of other than rows")
-        y = x.tape.new(self.outputs)
-        if isinstance(self.weight, StackedWeight):
-            first = 0
-            for part, own in zip(self.weight.parts, self.weight.split(bias), strict=True):
-                columns = View(y.buffer, y.first + first, part.outputs)
-                x.tape.add(Multiply(weight=part, bias=own, x=x.at, y=columns))
-                first += part.outputs
-        else:
-            x.tape.add(Multiply(weight=self.weight, bias=bias, x=x.at, y=y))
+        y, weight = x.tape.new(self.outputs), self.weight
+        stacked = weight if isinstance(weight, StackedWeight) else StackedWeight((weight,))
+        first = 0
+        for part, own in zip(stacked.parts, stacked.split(bias), strict=True):
+            columns, given = y.part(first, part.outputs), x.at
+            if isinstance(part, OrderedWeight):
+                given, order, part = x.tape.new(len(part.order)), part.order, part.of
+                x.tape.add(Pick(order=order.to(torch.int32), x=x.at, y=given))
+            x.tape.add(Multiply(weight=part, bias=own, x=given, y=columns))
+            first += part.outputs
         return Rows(x.tape, y, (self.outputs,))
 
 
