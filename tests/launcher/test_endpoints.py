@@ -8,8 +8,9 @@ import pytest
 
 from textgen.launcher.container import main
 from textgen.launcher.endpoints import translate
-from textgen.launcher.errors import SettingsError
+from textgen.launcher.errors import ModelError, SettingsError
 from textgen.launcher.health import _launchers, _reachable, settings_of
+from textgen.launcher.model import resolve
 
 NOWHERE = Path("/nonexistent")
 
@@ -70,6 +71,13 @@ def test_a_clouds_folder_is_served_when_nothing_names_a_model(tmp_path: Path) ->
     assert translate(["serve"], {}, tmp_path).environ["MODEL_ID"] == f"{tmp_path}/opt/ml/model"
     assert translate(["serve"], {"HF_MODEL_ID": "a/b"}, tmp_path).environ["MODEL_ID"] == "a/b"
     assert "MODEL_ID" not in translate([], {"MODEL_ID": "a/b"}, tmp_path).environ
+
+
+def test_a_clouds_folder_that_cannot_be_looked_into_is_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / "repository").symlink_to("repository")  # a loop: what root may not look into either
+    model = translate([], {}, tmp_path).environ["MODEL_ID"]
+    with pytest.raises(ModelError, match="repository"):
+        resolve(model)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from textgen.launcher.arguments import variable
 from textgen.launcher.errors import SettingsError
@@ -102,13 +103,23 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str], root: Path =
                 given[each.target] = _checked(each, value)
     if not (given.get("MODEL_ID") or environ.get("MODEL_ID")):
         for contract in reversed(under):
-            if contract.folder and os.path.isfile(root / contract.folder.lstrip("/") / "config.json"):
+            if contract.folder and _holds_a_model(root / contract.folder.lstrip("/")):
                 given["MODEL_ID"] = str(root / contract.folder.lstrip("/"))
                 break
     if not is_address(environ.get("HOSTNAME", "")):  # a container's own name, while its port is for everyone
         given["HOSTNAME"] = EVERYWHERE
     rest = list(arguments)
     return Start(rest[1:] if SAGEMAKER in under else rest, given)
+
+
+def _holds_a_model(folder: Path) -> bool:
+    """Whether there is one, or what we may not look into: then the launcher says what is wrong with it."""
+    try:
+        return S_ISREG(os.stat(folder / "config.json").st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def _checked(each: Variable, value: str) -> str:
