@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -14,6 +12,7 @@ import openai
 import pytest
 from support.raw import connect
 from support.server import Launcher, Start
+from support.tls import make_pair
 from support.waiting import until
 
 BODY = {"inputs": "a b c", "parameters": {"max_new_tokens": 4}}
@@ -21,19 +20,6 @@ BODY = {"inputs": "a b c", "parameters": {"max_new_tokens": 4}}
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="there is no openssl to make certificates with; Debian's package has it"
 )
-
-
-def make_pair(folder: Path, cert: Path, key: Path) -> None:
-    """A certificate for this machine and its key, each put in its place at once."""
-    fresh = [folder / "fresh-cert.pem", folder / "fresh-key.pem"]
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-out", str(fresh[0]), "-keyout", str(fresh[1])],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    os.replace(fresh[1], key)
-    os.replace(fresh[0], cert)
 
 
 class Secured:
