@@ -19,9 +19,9 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help serve build test test-rust test-python test-cpu-asan test-integration fuzz-api lint format wheel demo-model docs-settings clean \
-  bench-cpu bench-router bench-report bench-scheduler bench-startup bench-structured bench-offline soak soak-restart image docs-models \
-  check-tools
+.PHONY: help serve build test test-rust test-python test-cpu-asan test-integration fuzz-api lint lint-rust lint-python format wheel \
+  demo-model docs-settings docs-models clean bench-cpu bench-router bench-report bench-scheduler bench-startup bench-structured \
+  bench-offline soak soak-restart image check-tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,12 +53,17 @@ fuzz-api: $(TEST) $(BUILT) ## Make up thousands of calls from the OpenAPI docume
 	FUZZ_API_EXAMPLES=20 $(BIN)/python -m pytest integration-tests/test_openapi.py --timeout 3600 $(ARGS)
 
 lint: $(TEST) $(BUILT) ## Check style, types and lints
+	@$(MAKE) --jobs 2 --output-sync=line lint-rust lint-python
+
+lint-rust: $(TEST)
 	cargo fmt --check
+	cargo clippy --release --quiet --workspace --all-targets --features python -- -D warnings
+
+lint-python: $(TEST) $(BUILT)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/python -m mypy.stubtest textgen._router > .mypy_cache/stubtest.txt || { cat .mypy_cache/stubtest.txt; exit 1; }
-	cargo clippy --release --quiet --workspace --all-targets --features python -- -D warnings
 
 format: $(TEST) ## Format all code
 	cargo fmt
@@ -144,18 +149,26 @@ $(BIN)/maturin: | check-tools
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(MATURIN)"
 
+# pip fetches packages while the router is being built; the maturin that installs then finds both done. $(1): extras
+define install
+	@touch $@.begun
+	@$(BIN)/python -m tools.requirements $(1) > $@.requirements
+	@$(BIN)/python -m pip install --requirement $@.requirements > $@.log 2>&1 & packages=$$!; \
+	  $(BIN)/maturin develop --release --skip-install || { kill $$packages; exit 1; }; \
+	  tail --follow --pid $$packages $@.log; wait $$packages
+	@$(BIN)/maturin develop --release --quiet $(addprefix --extras ,$(1))
+endef
+
 $(SERVE): pyproject.toml | $(BIN)/maturin
 	@echo "Installing what serving needs and building the router (some minutes the first time)"
-	@touch $@.begun
-	$(BIN)/maturin develop --release
+	$(call install)
 	@cp -p $@.begun $(BUILT)
 	@mv $@.begun $@
 
 # The text-generation client asks for an older huggingface_hub than transformers does, and works with the newer one.
 $(TEST): pyproject.toml | $(BIN)/maturin
 	@echo "Installing what tests need and building the router (some minutes the first time)"
-	@touch $@.begun
-	$(BIN)/maturin develop --release --extras test,lint
+	$(call install,test lint)
 	$(BIN)/python -m pip install --quiet --no-deps "text-generation>=0.7"
 	@cp -p $@.begun $(BUILT)
 	@cp -p $@.begun $(SERVE)
