@@ -156,7 +156,7 @@ define install
 	@$(BIN)/python -m pip install --requirement $@.requirements > $@.log 2>&1 & packages=$$!; \
 	  $(BIN)/maturin develop --release --skip-install || { kill $$packages; exit 1; }; \
 	  tail --follow --pid $$packages $@.log; wait $$packages
-	@$(BIN)/maturin develop --release --quiet $(addprefix --extras ,$(1))
+	@PIP_QUIET=1 $(BIN)/maturin develop --release --quiet $(addprefix --extras ,$(1))
 endef
 
 $(SERVE): pyproject.toml | $(BIN)/maturin
