@@ -2,6 +2,11 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr))]
 
+/// The router makes and drops many small things, and prompts and answers some large ones: a tokenizer takes a quarter less
+/// time with this allocator than with the system's, which gives memory back to the kernel after each long prompt.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 pub mod grammar;
 pub mod grpc;
 pub mod http;
