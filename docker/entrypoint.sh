@@ -31,4 +31,5 @@ for kept in "-all,+net_bind_service" "-all"; do
     fi
 done
 echo "warning: this container may not give up root, for want of SETUID and SETGID; start it with --user $owner" >&2
+[ -w "$volume" ] || echo "warning: this root without powers may not write to $volume, where models are kept" >&2
 exec $server "$@"
