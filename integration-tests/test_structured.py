@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
@@ -135,6 +136,44 @@ def test_a_lark_grammar(model: Api) -> None:
     for _, text in finished(answers, 1):
         term = r"([1-9][0-9]?|\([1-9][0-9]?\*[1-9][0-9]?\))"
         assert re.fullmatch(rf"{term}(\+{term}){{1,3}}", text), text
+
+
+def test_a_gbnf_grammar(model: Api) -> None:
+    """The same sums, in every field that takes a grammar; `[1-9]` and `"0"` would be taken for more of a number."""
+    grammar = """
+root   ::= sum
+sum    ::= term | sum "+" term  # as long as the model likes
+term   ::= number "0" | "(" sum ")"
+number ::= [1-9] [0-9]{0,3}
+"""
+    fields: list[dict[str, Any]] = [
+        {"guided_grammar": grammar},
+        {"structured_outputs": {"grammar": grammar}},
+        {"response_format": {"type": "grammar", "grammar": grammar}},
+        {"grammar": {"type": "grammar", "value": grammar}},
+    ]
+    answers = many(lambda n: chat(model, seed=n, stream=n % 8 > 3, **fields[n % 4]), 16)
+    for _, text in finished(answers, 0.3):
+        assert re.fullmatch(r"[0-9+()]+", text), text
+        assert all(re.fullmatch(r"[1-9][0-9]{0,3}0", number) for number in re.findall(r"[0-9]+", text)), text
+        nodes = ast.walk(ast.parse(text, mode="eval"))
+        assert all(isinstance(node, ast.Expression | ast.BinOp | ast.Add | ast.Constant) for node in nodes), text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ('root ::= ((("a"{100}){100}){100})', "repeats within repeats"),
+        ("root ::= item\n", "refers to the rule `item`"),
+        ('start ::= "a"', "begins with the rule `root`"),
+        ('root ::= "a" root', "never ends"),
+    ],
+)
+def test_a_gbnf_grammar_that_cannot_be_had_is_refused(api: Api, grammar: str, words: str) -> None:
+    refusal = api.http.post(CHAT, json={"messages": ASKED, "guided_grammar": grammar})
+    assert refusal.status_code == 422
+    assert words in refusal.text
+    assert "guided_grammar" in refusal.text
 
 
 def test_a_structural_tag(model: Api) -> None:
@@ -447,6 +486,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "deep-groups": {"guided_regex": "(" * 300 + "a" + ")" * 300},
     "long-repeats": {"guided_regex": "(a{1000}){1000}"},
     "no-grammar": {"guided_grammar": "rule: "},
+    "repeats-of-a-token": {"guided_grammar": 'start: C\nC: B{200}\nB: A{200}\nA: "a"{200}\n'},
+    "repeats-of-gbnf": {"guided_grammar": 'root ::= ((("a"{100}){100}){100})'},
     "no-choice": {"guided_choice": []},
     "two-shapes": {"guided_regex": "a", "response_format": {"type": "json_object"}},
     "unknown-function": {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nothing"}}},
@@ -462,6 +503,7 @@ EITHER: dict[str, dict[str, Any]] = {
         "guided_json": {"anyOf": [{"type": "string", "pattern": f"^a{{{n}}}b*$"} for n in range(99)]}
     },
     "nested-stars": {"guided_regex": "((a*)*)*b"},
+    "nested repeats of GBNF": {"guided_grammar": 'root ::= a?\na ::= ([a-z]{0,200} b){0,200}\nb ::= "b"? | a a'},
     "ambiguous": {"guided_grammar": 'start: a\na: a a | /x/ | ""\n'},
 }
 

@@ -26,7 +26,7 @@ class StructuredOutputsParams:
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = None  # Lark
+    grammar: str | None = None  # Lark or GBNF
     structural_tag: str | dict[str, Any] | None = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None

@@ -1,7 +1,9 @@
 //! A grammar that is ready to be followed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use llguidance::TokenParser;
 use llguidance::earley::regexvec::LexerStats;
@@ -52,9 +54,20 @@ impl CompiledGrammar {
             source_bytes: source.bytes(),
             max_states: limits.max_states,
         };
-        let mut mask = vec![0; vocabulary.mask_words()];
-        match compiled.matcher().fill_mask(&mut mask) {
-            Ok(()) if mask.iter().any(|&word| word != 0) => Ok(compiled),
+        compiled.try_out(limits.compile_timeout)?;
+        Ok(compiled)
+    }
+
+    /// Takes the first step. What is forced there is found before any fuel is counted, so it has a time instead.
+    fn try_out(&self, patience: Duration) -> Result<(), GrammarError> {
+        let mut parser = self.template.clone();
+        let running = parser.enable_cancellation();
+        let mut matcher = Matcher::new(Arc::clone(&self.vocabulary), parser, None);
+        let mut mask = vec![0; self.vocabulary.mask_words()];
+        let filled = watched(patience, || running.cancel(), || matcher.fill_mask(&mut mask))?;
+        match filled {
+            _ if running.is_cancelled() => Err(GrammarError::slow(patience)),
+            Ok(()) if mask.iter().any(|&word| word != 0) => Ok(()),
             Ok(()) | Err(MatchError::DeadEnd) => {
                 Err(GrammarError::Invalid("no text of this model can match the grammar; loosen it".to_owned()))
             }
@@ -88,6 +101,23 @@ impl CompiledGrammar {
     fn stats(&self) -> Option<LexerStats> {
         catch_unwind(AssertUnwindSafe(|| self.template.parser.lexer_stats())).ok()
     }
+}
+
+/// Works, and calls `stop` from a thread of its own when that takes longer than `patience`.
+fn watched<T>(patience: Duration, stop: impl FnOnce() + Send, work: impl FnOnce() -> T) -> Result<T, GrammarError> {
+    let (working, waiting) = mpsc::channel::<()>();
+    let watch = move || {
+        if waiting.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout) {
+            stop();
+        }
+    };
+    thread::scope(|scope| {
+        let watcher = thread::Builder::new().name("grammar-watch".to_owned()).spawn_scoped(scope, watch);
+        watcher.map_err(|error| GrammarError::Internal(error.to_string()))?;
+        // The watcher ends when this is dropped, also by a panic.
+        let _working = working;
+        Ok(work())
+    })
 }
 
 /// What `llguidance` said, as one sentence of ours.

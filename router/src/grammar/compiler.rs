@@ -76,10 +76,7 @@ impl Compiler {
         match tokio::time::timeout(patience, outcome).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(stopped()),
-            Err(_) => Err(GrammarError::TooComplex(format!(
-                "the grammar takes longer than {} ms to compile; use a simpler one",
-                patience.as_millis()
-            ))),
+            Err(_) => Err(GrammarError::slow(patience)),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Why a grammar cannot be had, or a sequence cannot go on under one.
 
+use std::time::Duration;
+
 /// Why a grammar was refused; each sentence says what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
@@ -24,6 +26,14 @@ pub enum GrammarError {
     /// The server is at fault.
     #[error("the server could not compile this grammar: {0}")]
     Internal(String),
+}
+
+impl GrammarError {
+    /// A grammar that takes longer than this.
+    pub(super) fn slow(patience: Duration) -> Self {
+        let patience = patience.as_millis();
+        Self::TooComplex(format!("the grammar takes longer than {patience} ms to compile; use a simpler one"))
+    }
 }
 
 /// Why a sequence cannot go on under its grammar.

@@ -15,6 +15,10 @@ pub struct GrammarLimits {
     pub max_depth: usize,
     /// Strings of a choice, and structures of a structural tag.
     pub max_choices: usize,
+    /// Rules of a grammar in GBNF.
+    pub max_rules: usize,
+    /// How often a grammar in GBNF may repeat a part, repeats within repeats multiplied.
+    pub max_repeats: u32,
     /// Product of the different `multipleOf`s of a schema, decimal points left out: an automaton counts up to it.
     pub max_multiple: u64,
     /// Symbols of a compiled grammar.
@@ -25,7 +29,7 @@ pub struct GrammarLimits {
     pub mask_fuel: u64,
     /// Work that one mask may take in the parser, in items (about 20 thousand a millisecond).
     pub mask_items: usize,
-    /// Bytes of the shortest text that a regular expression may ask for: a run that is forced becomes a state a byte.
+    /// Bytes of the shortest text that a regular expression may ask for, or characters that a grammar in GBNF may: a run that is forced becomes a state a byte.
     pub max_forced: usize,
     /// States that the automaton of a grammar may grow to (about 2 kB each, and 40 kB for deeply repeated patterns).
     pub max_states: usize,
@@ -47,6 +51,8 @@ impl Default for GrammarLimits {
             max_bytes: 256 << 10,
             max_depth: 64,
             max_choices: 4096,
+            max_rules: 4096,
+            max_repeats: 1 << 16,
             max_multiple: 10_000,
             max_grammar_size: 200_000,
             compile_fuel: 1_000_000,

@@ -11,6 +11,7 @@ mod compiled;
 mod compiler;
 mod disjoint;
 mod error;
+mod gbnf;
 mod guide;
 mod lark;
 mod layout;

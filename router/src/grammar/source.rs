@@ -9,7 +9,7 @@ use super::layout::Layout;
 use super::limits::GrammarLimits;
 use super::structural::StructuralTag;
 use super::vocabulary::Vocabulary;
-use super::{lark, layout, pattern, schema};
+use super::{gbnf, lark, layout, pattern, schema};
 
 /// The shape of an answer, as the client stated it.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +24,8 @@ pub enum GrammarSource {
     Choice(Vec<String>),
     /// Text of a context-free grammar, in `llguidance`'s dialect of Lark.
     Lark(String),
+    /// Text of a context-free grammar of characters, in GBNF.
+    Gbnf(String),
     /// Free text in which triggers open structured parts.
     StructuralTag(StructuralTag),
     /// Parts in a fixed order.
@@ -31,13 +33,19 @@ pub enum GrammarSource {
 }
 
 impl GrammarSource {
+    /// A context-free grammar: in GBNF where it defines rules by `::=`, in Lark otherwise.
+    #[must_use]
+    pub fn grammar(text: String) -> Self {
+        if gbnf::is_gbnf(&text) { Self::Gbnf(text) } else { Self::Lark(text) }
+    }
+
     /// Bytes of the source, as far as its size matters: what is written in it, without the names of this type.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
             Self::JsonSchema(schema) => length(schema),
             Self::JsonObject => 0,
-            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => text.len(),
             Self::Choice(choices) => choices.iter().map(String::len).sum(),
             Self::StructuralTag(tag) => tag.bytes(length),
             Self::Layout(layout) => layout.bytes(&length),
@@ -56,6 +64,7 @@ impl GrammarSource {
             Self::JsonObject => [b"object".as_slice()].map(&mut part).len(),
             Self::Regex(regex) => [b"regex".as_slice(), regex.as_bytes()].map(&mut part).len(),
             Self::Lark(text) => [b"lark".as_slice(), text.as_bytes()].map(&mut part).len(),
+            Self::Gbnf(text) => [b"gbnf".as_slice(), text.as_bytes()].map(&mut part).len(),
             Self::Choice(choices) => {
                 part(b"choice");
                 choices.iter().map(|choice| part(choice.as_bytes())).count()
@@ -114,6 +123,7 @@ impl GrammarSource {
                 lark::check(text, limits)?;
                 TopLevelGrammar::from_lark(text.clone())
             }
+            Self::Gbnf(text) => TopLevelGrammar::from_lark(gbnf::lower(text, limits)?),
             Self::StructuralTag(tag) => TopLevelGrammar::from_lark(tag.layout()?.lower(vocabulary, limits)?),
             Self::Layout(layout) => TopLevelGrammar::from_lark(layout.lower(vocabulary, limits)?),
         })

@@ -1,11 +1,13 @@
 //! Sources that are made to cost much: each ends with an answer or an error, and takes nothing else down. Without the limits
 //! some of them take minutes, or all memory.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::walk::walk;
 use super::{DEMO, compile};
-use crate::grammar::{Compiler, GrammarLimits, GrammarSource};
+use crate::grammar::{CompiledGrammar, Compiler, GrammarError, GrammarLimits, GrammarSource};
 
 fn schema(value: Value) -> GrammarSource {
     GrammarSource::JsonSchema(value)
@@ -33,9 +35,25 @@ fn objects(count: usize) -> Value {
     json!({"type": "object", "properties": properties, "additionalProperties": false})
 }
 
+/// Rules in GBNF of which each says the next one twice.
+fn doubled(levels: usize) -> String {
+    let rules: String = (0..levels).map(|level| format!("r{level} ::= r{next} r{next}\n", next = level + 1)).collect();
+    format!("root ::= r0\n{rules}r{levels} ::= [a-z]?\n")
+}
+
+/// Terminals that all may be wanted behind each other.
+fn met(count: usize) -> String {
+    let rules: String = (0..count)
+        .map(|n| format!("t{n} ::= [a-{}]+ \"{n}\"* [b-z]+ r?\n", if n % 2 == 0 { 'm' } else { 'z' }))
+        .collect();
+    let names: Vec<String> = (0..count).map(|n| format!("t{n}")).collect();
+    format!("root ::= ({0})+\nr ::= \"(\" ({0}) \")\"\n{rules}", names.join(" | "))
+}
+
 pub(super) fn bombs() -> Vec<(&'static str, GrammarSource)> {
     let regex = |text: &str| GrammarSource::Regex(text.to_owned());
     let lark = |text: String| GrammarSource::Lark(text);
+    let gbnf = |text: String| GrammarSource::Gbnf(text);
     let chain = |count: usize, upper: bool| {
         let name = |number: usize| if upper { format!("T{number}") } else { format!("r{number}") };
         let rules: String = (0..count).map(|number| format!("{}: {}\n", name(number), name(number + 1))).collect();
@@ -120,8 +138,67 @@ pub(super) fn bombs() -> Vec<(&'static str, GrammarSource)> {
             lark(format!("start: {}", (0..15_000).map(|n| format!("\"w{n}\"")).collect::<Vec<_>>().join(" | "))),
         ),
         ("negations", lark("start: A\nA: ~(~(/(a|b)*a(a|b){20}/) & /(a|b)*b(a|b){22}/)\n".to_owned())),
+        ("repeats behind a letter", lark("start: /[xy]/ D\nD: /(((ab{100}){100}){100}){100}/\n".to_owned())),
+        ("repeats of one rule", lark("start: a{1000}\na: b{1000}\nb: c{1000}\nc: \"x\"\n".to_owned())),
+        (
+            "optional repeats of rules",
+            lark("start: a{0,1000}\na: b{0,1000}\nb: c{0,1000}\nc: \"x\" | \"y\"\n".to_owned()),
+        ),
+        ("one long repeat", lark("start: \"a\"{2000000000}\n".to_owned())),
+        ("one long optional repeat", lark("start: (\"a\" | \"b\"){0,2000000000}\n".to_owned())),
+        ("nested repeats", gbnf("root ::= (((\"a\"{100}){100}){100}){100}".to_owned())),
+        ("repeats through rules", gbnf("root ::= a{200}\na ::= b{200}\nb ::= c{200}\nc ::= \"x\"\n".to_owned())),
+        ("optional repeats", gbnf("root ::= (([a-c]{0,30}){0,30}){0,30} [b-d]".to_owned())),
+        (
+            "repeats of what may be nothing",
+            gbnf("root ::= ((a? b?){0,200}){0,200}\na ::= \"a\"*\nb ::= \"b\"* a\n".to_owned()),
+        ),
+        ("rules that double", gbnf(doubled(40))),
+        (
+            "a chain of GBNF's rules",
+            gbnf(
+                (0..4000).map(|n| format!("r{n} ::= \"x\" r{}\n", n + 1)).collect::<String>()
+                    + "r4000 ::= \"y\"\nroot ::= r0\n",
+            ),
+        ),
+        ("too many rules", gbnf((0..9000).map(|n| format!("r{n} ::= \"x\"\n")).collect::<String>() + "root ::= r0\n")),
+        ("ambiguity of characters", gbnf("root ::= s\ns ::= s s | s s s | \"\" | [a-z]".to_owned())),
+        (
+            "words that begin each other",
+            gbnf(format!(
+                "root ::= (w [a-z]*)+\nw ::= {}",
+                (0..800).map(|n| format!("\"w{n}\"")).collect::<Vec<_>>().join(" | ")
+            )),
+        ),
+        ("terminals that meet", gbnf(met(300))),
+        ("deep brackets of GBNF", gbnf(format!("root ::= {}\"a\"{}", "(".repeat(20_000), ")".repeat(20_000)))),
+        ("marks upon marks", gbnf(format!("root ::= \"a\"{}", "*".repeat(100_000)))),
+        (
+            "a subset automaton of GBNF",
+            gbnf("root ::= [ab]* \"a\" [ab]{40} r\nr ::= \"(\" r \")\" | \"a\"\n".to_owned()),
+        ),
+        ("a long string of GBNF", gbnf(format!("root ::= \"{}\"", "a".repeat(100_000)))),
         ("many choices", GrammarSource::Choice((0..4000).map(|n| format!("choice number {n} of many")).collect())),
     ]
+}
+
+/// Sources of which nothing but the time tells that they cost too much: what they force is found before any fuel is counted.
+fn slow_bombs() -> Vec<(&'static str, GrammarSource)> {
+    let lark = |text: String| GrammarSource::Lark(text);
+    vec![
+        ("repeats of a token", lark("start: D\nD: C{100}\nC: B{100}\nB: A{100}\nA: \"a\"\n".to_owned())),
+        ("repeats between tildes", lark("start: D\nD: C ~ 100\nC: B ~ 100\nB: (\"a\" ~ 100..100) ~ 100\n".to_owned())),
+        ("repeats in a token's pattern", lark("start: /(((a{100}){100}){100}){100}/\n".to_owned())),
+    ]
+}
+
+#[test]
+fn what_takes_too_long_is_stopped() {
+    let limits = GrammarLimits { compile_timeout: Duration::from_millis(20), ..GrammarLimits::default() };
+    for (name, source) in slow_bombs() {
+        let error = CompiledGrammar::compile(&source, &DEMO, &limits).expect_err(name);
+        assert_eq!(error, GrammarError::slow(limits.compile_timeout), "{name}");
+    }
 }
 
 #[test]
@@ -158,7 +235,7 @@ fn every_bomb_ends() {
 #[tokio::test]
 async fn bombs_do_not_keep_others_waiting() {
     let limits = GrammarLimits {
-        compile_timeout: std::time::Duration::from_secs(600),
+        compile_timeout: Duration::from_secs(600),
         max_waiting_compiles: 1000,
         ..GrammarLimits::default()
     };

@@ -2,6 +2,8 @@
 
 mod compile;
 mod forced;
+mod gbnf;
+mod gbnf_random;
 mod hostile;
 mod layouts;
 mod measure;
@@ -12,6 +14,7 @@ pub(crate) mod walk;
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use super::{CompiledGrammar, GrammarError, GrammarLimits, GrammarSource, Vocabulary};
 use crate::input::ModelText;
@@ -45,7 +48,12 @@ fn vocabulary(model: &ModelText) -> Arc<Vocabulary> {
 }
 
 pub(crate) fn compile(source: &GrammarSource, vocabulary: &Arc<Vocabulary>) -> Result<CompiledGrammar, GrammarError> {
-    CompiledGrammar::compile(source, vocabulary, &GrammarLimits::default())
+    CompiledGrammar::compile(source, vocabulary, &unhurried())
+}
+
+/// The usual limits, but for the time: a machine may stand still for a while.
+fn unhurried() -> GrammarLimits {
+    GrammarLimits { compile_timeout: Duration::from_secs(600), ..GrammarLimits::default() }
 }
 
 fn refusal(source: &GrammarSource) -> GrammarError {

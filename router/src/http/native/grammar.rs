@@ -13,7 +13,7 @@ pub struct Grammar {
     /// What `value` is.
     pub r#type: GrammarKind,
     /// For `json` and `json_object` a JSON schema, for `json_schema` an object with the schema under `schema`, for `regex` a
-    /// regular expression that the whole answer matches. Without it, `json_object` is any object.
+    /// regular expression that the whole answer matches, for `grammar` a grammar in Lark or GBNF. Without it, `json_object` is any object.
     pub value: Option<Value>,
 }
 
@@ -29,6 +29,8 @@ pub enum GrammarKind {
     JsonSchema,
     /// A regular expression.
     Regex,
+    /// A context-free grammar, in Lark or GBNF.
+    Grammar,
 }
 
 impl Grammar {
@@ -58,6 +60,8 @@ impl Grammar {
             (GrammarKind::JsonSchema, _) => invalid("must be an object with a JSON schema under `schema`"),
             (GrammarKind::Regex, Some(Value::String(regex))) => Ok(GrammarSource::Regex(regex)),
             (GrammarKind::Regex, _) => invalid("must be a regular expression, as a string"),
+            (GrammarKind::Grammar, Some(Value::String(text))) => Ok(GrammarSource::grammar(text)),
+            (GrammarKind::Grammar, _) => invalid("must be a grammar in Lark or GBNF, as a string"),
         }
     }
 }
@@ -89,6 +93,12 @@ mod tests {
         assert_eq!(source(json!({"type": "json_object"})), Ok(GrammarSource::JsonObject));
         let regex = source(json!({"type": "regex", "value": "a+"}));
         assert_eq!(regex, Ok(GrammarSource::Regex("a+".to_owned())));
+        for (text, wanted) in [
+            ("start: \"a\"", GrammarSource::Lark as fn(String) -> GrammarSource),
+            ("root ::= \"a\"", GrammarSource::Gbnf),
+        ] {
+            assert_eq!(source(json!({"type": "grammar", "value": text})), Ok(wanted(text.to_owned())));
+        }
     }
 
     #[test]
@@ -100,6 +110,7 @@ mod tests {
             (json!({"type": "json_schema", "value": {"name": "x"}}), "under `schema`"),
             (json!({"type": "json_schema", "value": []}), "under `schema`"),
             (json!({"type": "regex", "value": {}}), "as a string"),
+            (json!({"type": "grammar", "value": ["start"]}), "in Lark or GBNF"),
             (json!({"type": "xml", "value": {}}), "unknown variant `xml`"),
             (json!({"value": {}}), "missing field `type`"),
         ] {

@@ -155,8 +155,8 @@ fn as_layout(shape: GrammarSource) -> Result<Layout, ApiError> {
         GrammarSource::Regex(regex) => Ok(Layout::Regex(regex)),
         GrammarSource::Choice(choices) => Ok(Layout::OneOf(choices)),
         GrammarSource::Layout(layout) => Ok(layout),
-        GrammarSource::Lark(_) | GrammarSource::StructuralTag(_) => Err(invalid(
-            "a Lark grammar or a structural tag cannot stand beside calls of tools or in a channel; send \
+        GrammarSource::Lark(_) | GrammarSource::Gbnf(_) | GrammarSource::StructuralTag(_) => Err(invalid(
+            "a context-free grammar or a structural tag cannot stand beside calls of tools or in a channel; send \
              `\"tool_choice\": \"none\"`, or ask for JSON, a regular expression or a choice",
         )),
     }

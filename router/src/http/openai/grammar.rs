@@ -21,7 +21,7 @@ pub struct StructuredOutputs {
     pub regex: Option<String>,
     /// One of these strings.
     pub choice: Option<Vec<String>>,
-    /// Text of this grammar, in Lark or EBNF.
+    /// Text of this grammar, in Lark or GBNF (EBNF whose rules are written `name ::= ...`).
     pub grammar: Option<String>,
     /// Free text with structured parts in it, an object or its text.
     pub structural_tag: Option<Value>,
@@ -80,7 +80,7 @@ pub(super) fn source(asked: &Asked<'_>) -> Result<Option<(&'static str, GrammarS
     add("guided_json", asked.guided_json.map(|schema| json_schema("guided_json", schema)).transpose()?.flatten());
     add("guided_regex", asked.guided_regex.map(|regex| GrammarSource::Regex(regex.to_owned())));
     add("guided_choice", asked.guided_choice.map(|choices| GrammarSource::Choice(choices.to_vec())));
-    add("guided_grammar", asked.guided_grammar.map(|text| GrammarSource::Lark(text.to_owned())));
+    add("guided_grammar", asked.guided_grammar.map(|text| GrammarSource::grammar(text.to_owned())));
     if let [(one, _), (other, _), ..] = found.as_slice() {
         return Err(invalid(&format!("`{one}` and `{other}` both ask for a shape of the answer; send one of them")));
     }
@@ -118,8 +118,8 @@ fn response_format(place: FormatPlace, format: &Value) -> Result<Option<GrammarS
             None => Err(invalid(&format!("`{field}.pattern` must be a regular expression: a string"))),
         },
         "grammar" => match format.get("grammar").and_then(Value::as_str) {
-            Some(text) => Ok(Some(GrammarSource::Lark(text.to_owned()))),
-            None => Err(invalid(&format!("`{field}.grammar` must be a Lark grammar: a string"))),
+            Some(text) => Ok(Some(GrammarSource::grammar(text.to_owned()))),
+            None => Err(invalid(&format!("`{field}.grammar` must be a grammar in Lark or GBNF: a string"))),
         },
         "structural_tag" => structural::source(field, format).map(Some),
         other => Err(invalid(&format!(
@@ -159,7 +159,7 @@ fn of_outputs(outputs: &StructuredOutputs) -> Result<Vec<(&'static str, GrammarS
     add("structured_outputs.json_object", object.then_some(GrammarSource::JsonObject));
     add("structured_outputs.regex", outputs.regex.clone().map(GrammarSource::Regex));
     add("structured_outputs.choice", outputs.choice.clone().map(GrammarSource::Choice));
-    add("structured_outputs.grammar", outputs.grammar.clone().map(GrammarSource::Lark));
+    add("structured_outputs.grammar", outputs.grammar.clone().map(GrammarSource::grammar));
     let tag = outputs.structural_tag.as_ref().filter(|tag| !tag.is_null());
     let tag = tag.map(|tag| structural::source("structured_outputs.structural_tag", &parsed("structural_tag", tag)?));
     add("structured_outputs.structural_tag", tag.transpose()?);

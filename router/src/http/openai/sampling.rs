@@ -99,7 +99,7 @@ macro_rules! openai_request {
             pub guided_regex: Option<String>,
             /// The answer is one of these strings.
             pub guided_choice: Option<Vec<String>>,
-            /// The answer is text of this grammar, in Lark or EBNF.
+            /// The answer is text of this grammar, in Lark or GBNF (EBNF whose rules are written `name ::= ...`).
             pub guided_grammar: Option<String>,
             /// A regular expression for what may stand between two parts of the JSON that is asked for.
             pub guided_whitespace_pattern: Option<String>,

@@ -23,6 +23,7 @@ fn every_form_is_understood() {
     let json_of = |schema: Value| Some(GrammarSource::JsonSchema(schema));
     let regex = || Some(GrammarSource::Regex("[ab]+".to_owned()));
     let lark = || Some(GrammarSource::Lark("start: \"a\"".to_owned()));
+    let gbnf = || Some(GrammarSource::Gbnf("root ::= \"a\"".to_owned()));
     let choice = || Some(GrammarSource::Choice(vec!["yes".to_owned(), "no".to_owned()]));
     let spaced = |spacing: &str| {
         Some(GrammarSource::Layout(Layout::Json { schema: schema(), spacing: Some(spacing.to_owned()) }))
@@ -49,6 +50,7 @@ fn every_form_is_understood() {
         (json!({"response_format": {"type": "regex", "value": "[ab]+"}}), regex()),
         (json!({"response_format": {"type": "regex", "pattern": "[ab]+"}}), regex()),
         (json!({"response_format": {"type": "grammar", "grammar": "start: \"a\""}}), lark()),
+        (json!({"response_format": {"type": "grammar", "grammar": "root ::= \"a\""}}), gbnf()),
         (json!({"grammar": {"type": "json", "value": schema()}}), json_of(schema())),
         (json!({"grammar": {"type": "regex", "value": "[ab]+"}}), regex()),
         (json!({"guided_json": schema()}), json_of(schema())),
@@ -58,12 +60,16 @@ fn every_form_is_understood() {
         (json!({"guided_regex": "[ab]+"}), regex()),
         (json!({"guided_choice": ["yes", "no"]}), choice()),
         (json!({"guided_grammar": "start: \"a\""}), lark()),
+        (json!({"guided_grammar": "root ::= \"a\""}), gbnf()),
+        (json!({"grammar": {"type": "grammar", "value": "start: \"a\""}}), lark()),
+        (json!({"grammar": {"type": "grammar", "value": "root ::= \"a\""}}), gbnf()),
         (json!({"guided_json": schema(), "guided_whitespace_pattern": "[ ]?"}), spaced("[ ]?")),
         (json!({"structured_outputs": {"json": schema()}}), json_of(schema())),
         (json!({"structured_outputs": {"json_object": true}}), Some(GrammarSource::JsonObject)),
         (json!({"structured_outputs": {"json_object": false, "regex": "[ab]+"}}), regex()),
         (json!({"structured_outputs": {"choice": ["yes", "no"]}}), choice()),
         (json!({"structured_outputs": {"grammar": "start: \"a\""}}), lark()),
+        (json!({"structured_outputs": {"grammar": "root ::= \"a\""}}), gbnf()),
         (json!({"structured_outputs": {"json": schema(), "whitespace_pattern": "[ ]?"}}), spaced("[ ]?")),
         (json!({"structured_outputs": {"json": schema(), "disable_any_whitespace": true}}), spaced("")),
         (json!({"structured_outputs": {}}), None),
@@ -121,7 +127,7 @@ fn what_cannot_be_read_is_refused_with_its_place() {
         (json!({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}), "must be a JSON schema"),
         (json!({"response_format": {"type": "regex"}}), "must be a regular expression"),
         (json!({"response_format": {"type": "regex", "value": 3}}), "must be a regular expression"),
-        (json!({"response_format": {"type": "grammar"}}), "must be a Lark grammar"),
+        (json!({"response_format": {"type": "grammar"}}), "must be a grammar in Lark or GBNF"),
         (json!({"response_format": "json"}), "`response_format.type`"),
         (json!({"guided_json": "{"}), "`guided_json` is not valid JSON"),
         (json!({"guided_json": [1]}), "`guided_json` must be a JSON schema"),
