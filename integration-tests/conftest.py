@@ -23,7 +23,7 @@ from support.server import Launcher, Start, launch
 torch.set_num_threads(1)
 # What a script starts in the background ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+transformers.utils.logging.disable_progress_bar()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import ssl
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import openai
@@ -37,10 +38,11 @@ class Secured:
         """What the certificate of now is trusted by, and no other."""
         return ssl.create_default_context(cafile=str(self.cert))
 
-    def client(self, **given: bool) -> httpx.Client:
+    def client(self, **given: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, verify=self.trust(), trust_env=False, timeout=60, **given)
 
     def answers(self) -> bool:
+        self.launcher.must_run()
         try:
             with self.client() as client:
                 return client.get("/ready").status_code == 200
@@ -57,7 +59,7 @@ def server(start_for_module: Start, tiny_folder: Path, tmp_path_factory: pytest.
         model=tiny_folder, tls_cert=cert, tls_key=key, max_tls_handshakes=4, tls_handshake_timeout=60
     )
     secured = Secured(launcher, folder)
-    until(lambda: launcher.must_run() or secured.answers(), "the server answers by TLS", 90)
+    until(secured.answers, "the server answers by TLS", 90)
     return secured
 
 
@@ -73,7 +75,7 @@ def test_both_protocols_of_http(server: Secured, http2: bool, version: str) -> N
 
 
 def test_openais_client(server: Secured) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", http_client=server.client()) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", http_client=cast(Any, server.client())) as client:
         pieces = client.completions.create(model="m", prompt="a b c", max_tokens=4, stream=True)
         assert len(list(pieces)) >= 4
 

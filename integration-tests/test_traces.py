@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from support.collector import Collector, by_grpc, by_http
 from support.server import Launcher, Start
 from support.waiting import until
@@ -55,7 +56,7 @@ def test_a_call_tells_its_stages_under_the_callers_trace(
     assert not any(PROMPT.encode() in message.SerializeToString() for message in running.messages)
 
 
-def all_there(spans: dict[str, object], root: str) -> dict[str, object] | None:
+def all_there(spans: dict[str, Span], root: str) -> dict[str, Span] | None:
     return spans if STAGES | {root} <= spans.keys() else None
 
 

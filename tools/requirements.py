@@ -1,4 +1,4 @@
-"""Prints what the project needs, and what the extras that are named need, a line each: `python -m tools.requirements test lint`.
+"""Prints what the project needs, and what extras need, a line each: `python -m tools.requirements test lint`.
 
 pip installs that only together with the project, once it is built; `make` fetches it while the router is being built.
 """

@@ -56,7 +56,7 @@ def _uv(overrides: Sequence[str], *packages: str) -> Install:
         log, wanted = folder / "install.log", folder / "overrides.txt"
         wanted.write_text("\n".join(overrides))
         _run([folder / "bin" / "pip", "install", "--quiet", "uv"], log)
-        command = [folder / "bin" / "uv", "pip", "install", "--python", folder / "bin" / "python"]
+        command: list[str | Path] = [folder / "bin" / "uv", "pip", "install", "--python", folder / "bin" / "python"]
         _run([*command, "--override", wanted, *packages], log)
 
     return install
@@ -68,7 +68,15 @@ def _llama_cpp(folder: Path) -> None:
     _run([folder / "bin" / "pip", "install", "--quiet", "cmake", "ninja", "numpy"], log)
     shutil.rmtree(sources, ignore_errors=True)
     sources.mkdir()
-    command = [folder / "bin" / "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", sources]
+    command: list[str | Path] = [
+        folder / "bin" / "pip",
+        "download",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--dest",
+        sources,
+    ]
     _run([*command, "llama-cpp-python>=0.3.36,<0.4"], log)
     (archive,) = sources.glob("*.tar.gz")
     with tarfile.open(archive) as packed:

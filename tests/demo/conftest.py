@@ -10,7 +10,9 @@ from tools.demo_model.evaluate import Model
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(MODEL_FOLDER)
+    made = AutoTokenizer.from_pretrained(MODEL_FOLDER)
+    assert isinstance(made, PreTrainedTokenizerFast)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from tools.demo_model.corpus import mixture
 from tools.demo_model.rendering import render
@@ -90,13 +89,13 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None, bool, 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_conversation_renders_exactly(tokenizer: PreTrainedTokenizerFast, case: str) -> None:
+def test_conversation_renders_exactly(tokenizer: Any, case: str) -> None:
     messages, tools, prompt, expected = CASES[case]
     text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, tokenize=False)
     assert text == expected
 
 
-def test_training_saw_what_the_template_renders(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_training_saw_what_the_template_renders(tokenizer: Any) -> None:
     for document in islice(mixture.documents(11), 60):
         if document.is_chat:
             messages = [message.to_template() for message in document.messages]

@@ -6,7 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -133,7 +133,7 @@ def test_a_type_of_block_that_cannot_be_read(tmp_path: Path) -> None:
 def test_llama_3_has_its_frequencies_in_a_tensor(tmp_path: Path) -> None:
     """As the converter writes them: how much slower each turns, for the decoder to divide by."""
     reference, path = write(CASES["llama"], tmp_path, rope_parameters=LLAMA3)
-    plain = 1.0 / LLAMA3["rope_theta"] ** (torch.arange(0, 16, 2) / 16)
+    plain = 1.0 / cast(float, LLAMA3["rope_theta"]) ** (torch.arange(0, 16, 2) / 16)
     divisors = (plain / reference.model.rotary_emb.inv_freq).numpy()
     assert divisors.max() > 2
     _with_tensors(path, {"rope_freqs.weight": divisors})

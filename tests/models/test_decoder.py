@@ -217,7 +217,7 @@ def test_bfloat16_is_as_near_to_float32_as_that_of_transformers(architecture: st
     for length in (40, 19, 1):
         run_step(model, cache, [(sequence, length)])
     exact = reference_logits(reference, sequence.tokens)
-    theirs = reference_logits(reference.to(torch.bfloat16), sequence.tokens).float()
+    theirs = reference_logits(reference.bfloat16(), sequence.tokens).float()
     ours = torch.cat(sequence.logits)
 
     def error(logits: torch.Tensor) -> float:

@@ -17,6 +17,7 @@ from textgen.models.generation import read_generation
 from ..seeds import fresh_seed
 from .test_decoder import poisoned_cache
 from .test_fallback_encoder import TESTED, VOCABULARY, Pair, load, make, run_step
+from .tiny import generate
 
 
 @pytest.mark.parametrize("name", TESTED)
@@ -88,7 +89,8 @@ def test_what_is_never_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     """Transformers' own answer, and one token after another here."""
     reference = make(tmp_path, "Marian", decoder_start_token_id=1)
     source = [5, 9, 33, 80, 7]
-    plain = reference.generate(torch.tensor([source]), max_new_tokens=6, do_sample=False, eos_token_id=None)[0].tolist()
+    made = generate(reference, torch.tensor([source]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    plain = made[0].tolist()
     banned = sorted(set(plain[1:4]))
     stated = {"bad_words_ids": [[token] for token in banned] + [[4, 5]], "suppress_tokens": [3], "num_beams": 6}
     path = tmp_path / "generation_config.json"
@@ -106,8 +108,8 @@ def test_what_is_never_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert best - second > 1e-2, "the margin that equal tokens need"
         ours.append(int(row.argmax()))
         pair.tokens.append(ours[-1])
-    theirs = reference.generate(
-        torch.tensor([source]), max_new_tokens=6, do_sample=False, eos_token_id=None,
+    theirs = generate(
+        reference, torch.tensor([source]), max_new_tokens=6, do_sample=False, eos_token_id=None,
         bad_words_ids=[[token] for token in banned], suppress_tokens=[3],
     )[0].tolist()  # fmt: skip
     assert ours == theirs != plain
@@ -125,7 +127,7 @@ def test_what_is_never_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     ],
 )  # fmt: skip
 def test_what_files_say(
-    generation: object, config: object, never: set[int], unheeded: tuple[str, ...], tmp_path: Path
+    generation: object, config: object, never: frozenset[int], unheeded: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     if generation is not None:

@@ -134,7 +134,7 @@ def test_a_model_that_keeps_more_than_keys_and_values(tmp_path: Path, monkeypatc
     make(tmp_path, "Helium")
     from transformers.models.helium.modeling_helium import HeliumMLP
 
-    own = HeliumMLP.forward
+    own: Any = HeliumMLP.forward
     monkeypatch.setattr(HeliumMLP, "forward", lambda self, x: own(self, x) + x.mean(dim=1, keepdim=True))
     assert "in chunks it says something else than in one pass" in refusal(tmp_path)
 
@@ -230,7 +230,7 @@ def test_what_transformers_has_not_is_refused_at_once(
 
     make(tmp_path, "VaultGemma", **TESTED["VaultGemma"])
     edit_config(tmp_path, changes)
-    monkeypatch.setattr(fallback.sys, "executable", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere")
     with pytest.raises(ModelError, match=words):
         fallback.describe_fallback(tmp_path, False, UnknownArchitecture("unknown"))
 

@@ -70,7 +70,9 @@ def pack(folder: Path, section: dict[str, Any]) -> PreTrainedModel:
         stored[name], scale, plain[name] = scaled(tensor, sizes[strategy])
         stored[name + name_of_scale] = scale.view(()) if strategy == "tensor" else scale
     save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager").eval()
+    reference: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="eager"
+    ).eval()
     save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
     edit_config(folder, {"quantization_config": section})
     return reference

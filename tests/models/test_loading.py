@@ -52,8 +52,9 @@ def test_old_and_new_rotary_spellings_agree(folder: Path) -> None:
     edit_config(folder, {"rope_theta": 500.0, "rope_scaling": {"type": "llama3", **llama3}}, drop=("rope_parameters",))
     old, _ = describe(read_config(folder))
     assert new == old
-    assert new.layers[0].rotary.theta == 500.0
-    assert new.layers[0].rotary.scaling == Llama3Scaling(
+    rotary = new.layers[0].rotary
+    assert rotary is not None and rotary.theta == 500.0
+    assert rotary.scaling == Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=32
     )
 
@@ -63,13 +64,14 @@ def test_rotary_defaults(folder: Path) -> None:
     spec, _ = describe(read_config(folder))
     assert spec.layers[0].rotary == RotarySpec(dim=16, theta=10_000.0)
     edit_config(folder, {"rope_scaling": {"rope_type": "linear", "factor": 2}})
-    assert describe(read_config(folder)).spec.layers[0].rotary.scaling == LinearScaling(factor=2.0)
+    rotary = describe(read_config(folder)).spec.layers[0].rotary
+    assert rotary is not None and rotary.scaling == LinearScaling(factor=2.0)
 
 
 def test_sharded_weights_equal_a_single_file(folder: Path) -> None:
     whole = load(folder)
     tensors = load_file(folder / WEIGHTS)
-    files = {"model-1.safetensors": {}, "model-2.safetensors": {}}
+    files: dict[str, dict[str, torch.Tensor]] = {"model-1.safetensors": {}, "model-2.safetensors": {}}
     for number, (name, tensor) in enumerate(tensors.items()):
         files[f"model-{number % 2 + 1}.safetensors"][name] = tensor.clone()
     for name, content in files.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "odd-vocabulary": ("LlamaForCausalLM", {"vocab_size": 101}),  # each rank holds the whole head
 }
 HELD = ["32 51", "32 101"]  # per case: columns of the attention's output weight; rows of the head
-SHARED_HEADS = {  # switches of families whose default is one key-value head
+SHARED_HEADS: dict[str, dict[str, Any]] = {  # switches of families whose default is one key-value head
     "FalconForCausalLM": {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": True},
     "GPTBigCodeForCausalLM": {"multi_query": False},
     "CohereForCausalLM": {"use_qk_norm": True},
@@ -88,7 +89,7 @@ def test_two_ranks_equal_transformers(tmp_path: Path) -> None:
         for number in range(2):
             logits = torch.from_numpy(np.load(tmp_path / name / f"logits-{number}.npy"))
             torch.testing.assert_close(
-                logits[:sure], expected[:sure], rtol=2e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
+                logits[:sure], expected[:sure], rtol=2e-4, atol=2e-4, msg=partial("{}: {}".format, name)
             )
 
 

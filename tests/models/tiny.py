@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -22,7 +22,7 @@ def make_model(folder: Path, architecture: str = "LlamaForCausalLM", seed: int =
     settings = getattr(transformers, f"{tiny.config}Config")(**{**tiny.sizes, **changes})
     settings._attn_implementation = tiny.attention
     settings._experts_implementation = "eager"  # others ask for aligned sizes
-    model = getattr(transformers, architecture)(settings).eval()
+    model: PreTrainedModel = getattr(transformers, architecture)(settings).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # Transformers starts norms and biases at 1 and 0, which would hide mistakes
@@ -76,9 +76,15 @@ def well_chosen(model: PreTrainedModel, tokens: list[int]) -> int:
     return min(first)
 
 
+def generate(model: PreTrainedModel, ids: torch.Tensor, **settings: Any) -> torch.Tensor:
+    """Transformers' own generate: [sequences, tokens]."""
+    made: torch.Tensor = cast(Any, model).generate(ids, **settings)
+    return made
+
+
 def reference_greedy(model: PreTrainedModel, prompt: list[int], new: int, **changes: Any) -> list[int]:
     """The next `new` greedy tokens by Transformers' own generate."""
     ids = torch.tensor([prompt])
     settings = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, **changes}
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)  # else it would mask out token 0
+    out = generate(model, ids, attention_mask=torch.ones_like(ids), **settings)  # else it would mask out token 0
     return list(out[0].tolist())[len(prompt) :]

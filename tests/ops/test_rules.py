@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def processors(change: dict[str, Any], prompt_len: int) -> list[LogitsProcessor]
     values = {**NONE, **change}
     made: list[LogitsProcessor] = []
     if values["bias"]:
-        made.append(SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in values["bias"].items()}))
+        made.append(SequenceBiasLogitsProcessor([[[token], float(bias)] for token, bias in values["bias"].items()]))
     if values["banned"]:
         made.append(NoBadWordsLogitsProcessor([list(tokens) for tokens in values["banned"]]))
     if values["min_tokens"] and values["endings"]:
@@ -122,9 +123,9 @@ def test_rules_are_those_of_transformers(
     mine = on_rows(tokens, known, prompt_len, rules).shape(logits)
     assert torch.equal(logits, before)
     for row, given_ in enumerate(changes):
-        chain = LogitsProcessorList(processors(given_ or {}, prompt_len))
+        chain: Any = LogitsProcessorList(processors(given_ or {}, prompt_len))
         theirs = chain(tokens[row : row + 1, : known[row]], logits[row : row + 1].clone())
-        torch.testing.assert_close(mine[row], theirs[0], msg=lambda why, row=row: f"row {row}: {changes[row]}: {why}")
+        torch.testing.assert_close(mine[row], theirs[0], msg=partial("row {}: {}: {}".format, row, changes[row]))
 
 
 def test_a_banned_sequence_may_begin_in_the_prompt_and_not_before_it() -> None:
@@ -238,7 +239,8 @@ def test_draws_under_rules_follow_the_probabilities(temperature: float) -> None:
     rows = make_rows(*({"temperature": temperature, "seed": seed, "position": i + 1} for i in range(draws)))
     one = on_rows(history, [1], 1, {0: make_rules(**given_)}).shape(logits)
     counts = torch.bincount(sample(one.expand(draws, -1), rows, no_history), minlength=VOCAB).numpy()
-    theirs = LogitsProcessorList(processors(given_, 1))(history, logits.clone()) / temperature
+    chain: Any = LogitsProcessorList(processors(given_, 1))
+    theirs = chain(history, logits.clone()) / temperature
     expected = theirs.softmax(-1)[0].double().numpy()
     assert (counts[expected == 0] == 0).all()
     assert expected[[5, 7, 36]].tolist() == [0, 0, 0]

@@ -44,7 +44,8 @@ DTYPES = {"top_k": np.int64, "seed": np.uint64, "position": np.int64, "prompt_le
 
 def make_rows(*changes: dict[str, Any]) -> SamplingRows:
     rows = [{**OFF, **change} for change in changes]
-    return SamplingRows(**{n: np.array([row[n] for row in rows], DTYPES.get(n, np.float32)) for n in OFF})
+    columns: dict[str, Any] = {n: np.array([row[n] for row in rows], DTYPES.get(n, np.float32)) for n in OFF}
+    return SamplingRows(**columns)
 
 
 def no_history(mask: Mask) -> Tensor:
@@ -86,7 +87,7 @@ def test_filters_keep_what_transformers_keeps(vocab: int, temperature: float) ->
     logits = torch.randn(len(WARPERS), vocab) * 3
     mine = kept(logits, make_rows(*({**change, "temperature": temperature} for change, _ in WARPERS)))
     for row, (change, warpers) in enumerate(WARPERS):
-        chain = LogitsProcessorList([TemperatureLogitsWarper(temperature), *warpers])
+        chain: Any = LogitsProcessorList([TemperatureLogitsWarper(temperature), *warpers])
         theirs = chain(torch.empty(1, 0, dtype=torch.long), logits[row : row + 1])[0].isfinite()
         differing = (mine[row] != theirs).nonzero().flatten()
         share = (logits[row] / temperature).softmax(-1)[differing]
@@ -101,7 +102,8 @@ def test_filters_equal_transformers_exactly_on_clear_logits() -> None:
     logits = logits[:, order]
     mine = kept(logits, make_rows(*({**change, "temperature": 1.0} for change, _ in WARPERS)))
     for row, (change, warpers) in enumerate(WARPERS):
-        theirs = LogitsProcessorList(warpers)(torch.empty(1, 0, dtype=torch.long), logits[row : row + 1])[0]
+        chain: Any = LogitsProcessorList(warpers)
+        theirs = chain(torch.empty(1, 0, dtype=torch.long), logits[row : row + 1])[0]
         assert torch.equal(mine[row], theirs.isfinite()), change
 
 
@@ -217,7 +219,8 @@ def test_a_row_draws_alone_what_it_draws_in_a_batch() -> None:
     logits, history = torch.randn(len(changes), 500), torch.randint(0, 500, (len(changes), 4))
     together = sample(logits, make_rows(*changes), lambda mask: history[torch.from_numpy(mask)])
     for row, change in enumerate(changes):
-        alone = sample(logits[row : row + 1], make_rows(change), lambda mask, row=row: history[row : row + 1])
+        own = history[row : row + 1]
+        alone = sample(logits[row : row + 1], make_rows(change), lambda mask, own=own: own)  # type: ignore[misc]
         assert alone.item() == together[row].item(), change
 
 

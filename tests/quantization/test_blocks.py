@@ -37,7 +37,7 @@ WIDTH = 512
 SCALES = {"Q6_K": (208,), "Q4_0": (0,), "Q8_0": (0,)}  # where a block's float16 scales lie; of the others (0, 2)
 
 
-def random_blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) -> np.ndarray:  # type: ignore[type-arg]
+def random_blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) -> np.ndarray:
     """[rows, bytes] whose numbers are small."""
     block, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
     raw = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
@@ -49,7 +49,7 @@ def random_blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) 
     return raw.reshape(rows, -1)
 
 
-def stored(folder: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> GgufFiles:  # type: ignore[type-arg]
+def stored(folder: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> GgufFiles:
     path, index, offset = folder / "blocks", {}, 0
     for name, (kind, raw) in tensors.items():
         index[name] = StoredTensor(str(path), offset, kind, (len(raw), WIDTH))

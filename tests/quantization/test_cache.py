@@ -14,7 +14,7 @@ from tests.ops.cpu.test_plan import logits, planned
 from tests.quantization.test_blocks import blocked
 from tests.quantization.test_packed4 import quantized
 from tests.seeds import fresh_seed
-from textgen.layers.weight import DenseFormat, WeightFormat
+from textgen.layers.weight import DenseFormat, Part, WeightFormat
 from textgen.models.decoder import Decoder
 from textgen.models.load import load_model
 from textgen.models.weights import WeightFiles
@@ -44,7 +44,12 @@ def test_a_second_start_maps_what_the_first_packed(
     first = start(tmp_path / "m", form, WeightsCache(cached, "one"))
     read: list[str] = []
     plain = WeightFiles.read
-    monkeypatch.setattr(WeightFiles, "read", lambda self, part, into: (read.append(part.name), plain(self, part, into)))
+
+    def noted(files: WeightFiles, part: Part, into: torch.Tensor) -> None:
+        read.append(part.name)
+        plain(files, part, into)
+
+    monkeypatch.setattr(WeightFiles, "read", noted)
     cache = WeightsCache(cached, "one")
     assert cache.mapped
     assert torch.equal(start(tmp_path / "m", form, cache), first)

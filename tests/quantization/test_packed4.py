@@ -123,7 +123,7 @@ def test_the_launcher_counts_four_bits(tmp_path: Path) -> None:
         ({"group_size": 48}, "32, 64 or 128"),
     ],
 )
-def test_what_cannot_be_read_is_refused(changes: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     quantized(tmp_path, "gptq", True, **changes)
     with pytest.raises(ModelError, match=words):
         load(tmp_path)

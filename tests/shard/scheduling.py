@@ -53,18 +53,23 @@ class CarelessScheduler:
         while waiting := [request for request in requests if not request.finished]:
             self._rng.shuffle(waiting)
             self._rng.shuffle(self._free_pages)
-            planned = [(r, s) for r in waiting if (s := self._plan(r, waiting)) is not None]
+            planned, room = [], self._runner.bounds.max_batch_tokens
+            for request in waiting:
+                segment = self._plan(request, waiting, room) if room else None
+                if segment is not None:
+                    planned.append((request, segment))
+                    room -= max(len(segment.tokens), 1)
             planned = [(r, s) for r, s in planned if r.slot is not None]  # a later one may have thrown it out
             self._run_step(planned)
 
-    def _plan(self, request: Request, others: list[Request]) -> Segment | None:
+    def _plan(self, request: Request, others: list[Request], room: int) -> Segment | None:
         if request.slot is None:
             if not self._free_slots or self._rng.random() < 0.3:
                 return None
             self._seat(request)
         assert request.slot is not None
         pending = len(request.tokens) - request.ran
-        length = min(pending, self._rng.choice([1, 2, 5, 9]))
+        length = min(pending, self._rng.choice([1, 2, 5, 9]), room)
         needed = -(-(request.ran + length) // self._runner.slots.block_size) - len(request.blocks)
         self._leave_behind(request)
         groups = self._runner.slots.groups

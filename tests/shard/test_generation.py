@@ -69,7 +69,7 @@ def test_a_watermark_is_found_by_transformers_detector(make_runner: RunnerMaker,
     """And not where there is none."""
     rng = fresh_rng()
     config = WatermarkingConfig(greenlist_ratio=0.5, bias=2.0, seeding_scheme="lefthash", context_width=1)
-    detector = WatermarkDetector(reference.config, "cpu", config)
+    detector: Any = WatermarkDetector(reference.config, "cpu", config)
     rules = {"temperature": 1.0, "rules": token_rules(101, watermark=Watermark(0.5, 4.0))}
     marked = [Request(random_prompt(rng, 8), 80, {**rules, "seed": seed}) for seed in range(6)]
     plain = [Request(random_prompt(rng, 8), 80, {"temperature": 1.0, "seed": seed}) for seed in range(6)]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from textgen.ops.sampling import Allowed, sample
-from textgen.shard import masks as shard_masks
 from textgen.shard.masks import MaskSize
 from textgen.shard.memory import SharedMemory, WideSize
 from textgen.shard.metrics import Metrics
@@ -69,8 +68,8 @@ def test_a_masked_draw_is_a_draw_without_the_others(data: st.DataObject, vocab: 
     bits = [np.frombuffer(mask_slot(size, 0, allowed), np.uint8)[64 : 64 + size.row] for allowed in sets]
     allowed = Allowed(np.array(masked, np.int64), np.array(bits, np.uint8).reshape(-1, size.row))
     plain = logits.clone()
-    for row, tokens in zip(masked, sets, strict=True):
-        for token in set(range(vocab)) - tokens:
+    for row, those in zip(masked, sets, strict=True):
+        for token in set(range(vocab)) - those:
             plain[row, token] = -torch.inf
     params = st.fixed_dictionaries(
         {
@@ -132,7 +131,7 @@ def test_a_mask_may_come_while_the_shard_waits(make_runner: RunnerMaker, monkeyp
         action: Callable[[], None] = next(looks)
         action()
 
-    monkeypatch.setattr(shard_masks.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     outcome = run(runner, 4, prompt(0), masks=[(0, 3)])
     assert tokens_of(only_done(outcome)) == {0: 77}
     assert next(looks, None) is None, "it waited for the mask"

@@ -128,8 +128,8 @@ def load_fallback(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     if spec.encoder is not None:
         return load_encoder_decoder(folder, spec, dtype, device, ops, trust)
     whole = load_whole(AutoModelForCausalLM, folder, dtype, device, NAME, _attention, trust)

@@ -68,8 +68,8 @@ class Case:
         """The reference's, in that dtype."""
         attention = reference.attention(self.layout, self.window, self.keys)
         query = self.query.reshape(-1, self.heads, self.dim)
-        tensors = (x.to(dtype) for x in (query, self.new_keys, self.new_values, self.keys, self.values))
-        return attention(*tensors, self.form)
+        new_keys, new_values = self.new_keys.to(dtype), self.new_values.to(dtype)
+        return attention(query.to(dtype), new_keys, new_values, self.keys.to(dtype), self.values.to(dtype), self.form)
 
     @property
     def op(self) -> tuple[int, dict[int, int], dict[int, float], int]:

@@ -83,7 +83,8 @@ def _quantized(x: Tensor, group: int) -> Tensor:
     parts = x.float().unflatten(1, (-1, group))
     top = parts.abs().amax(-1, keepdim=True)
     whole = torch.where(top > 0, parts * torch.tensor(127.0).div(top), 0.0).round()  # 127 / top is two roundings
-    return (whole.double() * (top / 127).double()).flatten(1)
+    rounded: torch.Tensor = whole.double() * (top / 127).double()
+    return rounded.flatten(1)
 
 
 def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int = 0) -> Matrix:
@@ -98,13 +99,12 @@ def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int
             blocks[..., at : at + 2] = torch.from_numpy(factors)
         return Matrix(form, blocks.flatten(1))
     if form == INT4_ZEROS:
-        scales, zeros = torch.rand(outs, ins // group) + 0.01, torch.randint(0, 17, (outs, ins // group))
+        steps, zeros = torch.rand(outs, ins // group) + 0.01, torch.randint(0, 17, (outs, ins // group))
         values = torch.randint(0, 16, (outs, ins), dtype=torch.int8)
-        return Matrix(form, values, torch.cat((scales, zeros.float()), dim=1), group)
+        return Matrix(form, values, torch.cat((steps, zeros.float()), dim=1), group)
     low, high = (-8, 8) if form == INT4_GROUPS else (-128, 128)
     values = torch.randint(low, high, (outs, ins), dtype=torch.int8)
-    scales = torch.rand(outs, 1 if form == INT8 else ins // group) + 0.01
-    return Matrix(form, values, scales, group)
+    return Matrix(form, values, torch.rand(outs, 1 if form == INT8 else ins // group) + 0.01, group)
 
 
 def packed(kernels: Kernels, matrix: Matrix, rng: random.Random) -> Handle:
