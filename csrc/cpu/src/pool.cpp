@@ -1,5 +1,8 @@
 // Persistent workers: they spin for a while after their last work, since the next step comes soon, and then sleep on a futex.
-// A barrier spins too; only when it waits far longer than kernels take, because another process has the core, does it sleep.
+// A barrier spins too, which is what makes hundreds of operations a step cheap: but only where the cores are ours. Where others
+// want them, who spins uses up its share of the core for nothing and has to wait when there is work, ten times as long as the
+// step takes. So a thread that finds others on its core, or waits far longer than kernels take, goes to sleep at once for some
+// time, and then tries again.
 #include "pool.h"
 
 #include <errno.h>
@@ -31,6 +34,32 @@ int64_t now_ns() {
   return static_cast<int64_t>(time.tv_sec) * 1000000000 + time.tv_nsec;
 }
 
+constexpr int64_t kBarrierSpin = 500000;  // nanoseconds; far above what uneven shares cost in a decode step
+constexpr int64_t kCurtSpin = 4000;       // while others want the cores
+constexpr int64_t kStolen = 100000;       // between two looks at the clock: somebody else had the core
+constexpr int32_t kLooks = 16;            // turns between them
+constexpr int32_t kFewest = 256, kMost = 16384, kCalm = 4096;  // waits
+
+// How a thread waits: patiently, or curtly for some waits after it was disturbed, each time twice as many.
+struct Patience {
+  int32_t curt = 0;        // waits to come that are
+  int32_t next = kFewest;  // how many there will be
+  int32_t calm = 0;        // patient waits since
+
+  bool spent() {
+    if (curt > 0) return curt--, true;
+    if (++calm == kCalm) next = kFewest;
+    return false;
+  }
+  void disturb() {
+    curt = next;
+    next = next < kMost ? 2 * next : kMost;
+    calm = 0;
+  }
+};
+
+thread_local Patience patience;
+
 // A number that is waited for: spinning first, then asleep.
 struct alignas(64) Gate {
   std::atomic<uint32_t> value{0};
@@ -43,25 +72,35 @@ struct alignas(64) Gate {
     }
   }
 
-  // Returns once the value is no longer `seen`.
-  void wait(uint32_t seen, int64_t spin_ns) {
-    const int64_t until = spin_ns > 0 ? now_ns() + spin_ns : 0;
-    for (uint32_t turn = 1; value.load(std::memory_order_acquire) == seen; turn++) {
-      if (spin_ns > 0 && (turn % 256 != 0 || now_ns() < until)) {
-        relax();
-        continue;
-      }
-      sleepers.fetch_add(1, std::memory_order_seq_cst);
-      while (value.load(std::memory_order_seq_cst) == seen) {
-        syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
-      }
-      sleepers.fetch_sub(1, std::memory_order_seq_cst);
-      return;
+  // Returns once the value is no longer `seen`. soon: it changes in less than `spin_ns` unless something is in the way.
+  void wait(uint32_t seen, int64_t spin_ns, bool soon) {
+    if (value.load(std::memory_order_acquire) != seen) return;
+    const bool curt = patience.spent();
+    if (spin(seen, curt && spin_ns > kCurtSpin ? kCurtSpin : spin_ns, soon && !curt)) return;
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    while (value.load(std::memory_order_seq_cst) == seen) {
+      syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    }
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  // Whether the value changed in that time.
+  bool spin(uint32_t seen, int64_t spin_ns, bool soon) {
+    if (spin_ns <= 0) return false;
+    int64_t begun = 0, looked = 0;
+    for (int32_t turn = 1;; turn++) {
+      if (value.load(std::memory_order_acquire) != seen) return true;
+      relax();
+      if (turn % kLooks != 0) continue;
+      const int64_t now = now_ns();
+      if (begun == 0) begun = looked = now;
+      const bool stolen = now - looked > kStolen, over = now - begun >= spin_ns;
+      if (stolen || (over && soon)) patience.disturb();
+      if (stolen || over) return value.load(std::memory_order_acquire) != seen;
+      looked = now;
     }
   }
 };
-
-constexpr int64_t kBarrierSpin = 500000;  // nanoseconds; far above what uneven shares cost in a decode step
 
 }  // namespace
 
@@ -102,7 +141,7 @@ void *worker_main(void *argument) {
   tg_pool *pool = start.pool;
   if (pool->pinned) pin(pool->cpus[start.worker]);
   for (uint32_t seen = 0;;) {
-    pool->work.wait(seen, pool->spin_ns);
+    pool->work.wait(seen, pool->spin_ns, false);
     seen = pool->work.value.load(std::memory_order_acquire);
     if (pool->ending) return nullptr;
     pool->task(pool->argument, start.worker);
@@ -178,7 +217,7 @@ void pool_barrier(tg_pool *pool) {
     pool->met.store(0, std::memory_order_relaxed);
     pool->meeting.open(seen + 1);
   } else {
-    pool->meeting.wait(seen, kBarrierSpin);
+    pool->meeting.wait(seen, kBarrierSpin, true);
   }
 }
 

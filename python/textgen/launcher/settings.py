@@ -270,7 +270,7 @@ class Settings:
         integer(1, 4096), None, "Threads the shard computes with.", group=BATCHING, default="one per core it may use"
     )
     plan: str = setting(
-        choice("auto", "off"), "off",
+        choice("auto", "off"), "auto",
         "Whether a model on a CPU is recorded once and then run by Textgen's own kernels: auto (where they have all "
         "that it takes; a line in the log says what they lack) or off (torch runs each operation).",
         group=BATCHING, metavar="WHEN", from_environment=lambda value: value in ("auto", "off"),

@@ -46,7 +46,7 @@ def load_model(
     try:
         described = describe(config)
     except UnknownArchitecture as unknown:
-        if format is not None:
+        if format is not None and not _as_stored(format):
             raise ModelError(
                 f"{unknown}; what Transformers runs cannot be quantized, so leave out --quantize"
             ) from None
@@ -65,9 +65,14 @@ def _in_four_bits(packed: Packed4Format, format: WeightFormat | None) -> WeightF
     """Stored numbers of four bits stay as they are. Raises `ModelError` where they were to become others."""
     if format is None:
         return packed
-    if isinstance(format, CachedFormat) and isinstance(format.inner, DenseFormat):
+    if isinstance(format, CachedFormat) and _as_stored(format):
         return CachedFormat(packed, format.cache)
     raise ModelError("the checkpoint is in four bits already; leave out --quantize")
+
+
+def _as_stored(format: WeightFormat) -> bool:
+    """Whether it would only be kept on disk as it is packed."""
+    return isinstance(format, CachedFormat) and isinstance(format.inner, DenseFormat)
 
 
 def _fallback(

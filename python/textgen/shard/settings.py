@@ -27,7 +27,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     world_size: Positive = 1
     max_top_n: Annotated[int, Meta(ge=0)] = 20
     threads: Positive | None = None
-    plan: Literal["auto", "off"] = "off"
+    plan: Literal["auto", "off"] = "auto"
     cpu_isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # of its kernels; None: the best there is
     quantize: Literal["int8", "int4"] | None = None
     weights_cache: str | None = None  # folder of packed weights

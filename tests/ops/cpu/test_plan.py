@@ -249,3 +249,14 @@ def test_a_machine_without_the_kernels_is_served_by_the_reference(
         model = load_planned(lambda: load(tmp_path), "abacus", sizes)
     assert isinstance(model, Decoder)
     assert "abacus" in caplog.text
+
+
+def test_a_fault_of_the_recorder_costs_no_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path)
+    sizes = PlanSizes(max_tokens=TOKENS, max_slots=SLOTS, max_context=256, threads=1)
+    monkeypatch.setattr("textgen.ops.cpu.model.record", lambda decoder: decoder.nothing)
+    model = load_planned(lambda: load(tmp_path), None, sizes)
+    assert isinstance(model, Decoder)
+    assert "recording the model failed" in caplog.text and "has no attribute 'nothing'" in caplog.text

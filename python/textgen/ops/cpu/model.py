@@ -170,6 +170,9 @@ def load_planned(load: Callable[[], Model], isa: str | None, sizes: PlanSizes) -
     except (NotRecorded, KernelsMissing) as error:
         log.info("plan: off, because of this: %s", error)
         return model
+    except Exception:  # the boundary that keeps a fault of the recorder's from costing more than speed
+        log.exception("plan: off, because recording the model failed; please report it")
+        return model
     log.info("plan: %d operations, kernels for %s", planned.operations, planned.isa)
     del model  # so that each weight is let go as soon as it is packed
     planned.pack()
