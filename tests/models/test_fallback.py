@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from textgen.layers.weight import DenseFormat
 from textgen.models import fallback_config
 from textgen.models.errors import ModelError
 from textgen.models.fallback import FallbackModel
@@ -23,8 +21,6 @@ from textgen.models.load import load_model
 from textgen.models.registry import UnknownArchitecture
 from textgen.ops import select_ops
 from textgen.parallel import Parallel
-from textgen.quantization.cache import CachedFormat, WeightsCache
-from textgen.quantization.integers import Int8Format
 
 from .families import PLAIN, SIZES
 from .test_decoder import BLOCK, CPU, Sequence, poisoned_cache, run_step
@@ -256,14 +252,3 @@ def test_what_the_source_states_is_what_transformers_has() -> None:
     for name in fallback_config.MAPPINGS:
         assert fallback_config._stated(name) == [*getattr(modeling_auto, name).items()]
     assert fallback_config._stated("NO_SUCH_MAPPING") is None
-
-
-def test_a_cache_of_packed_weights_changes_nothing(tmp_path: Path) -> None:
-    """There is none of theirs to keep; to quantize them is refused."""
-    make(tmp_path / "m", "Helium")
-    cache = WeightsCache(tmp_path / "cache", "one")
-    for form, refused in ((DenseFormat(), False), (Int8Format(), True)):
-        with pytest.raises(ModelError, match="cannot be quantized") if refused else nullcontext():
-            kept = CachedFormat(form, cache)
-            model = load_model(tmp_path / "m", torch.float32, CPU, Parallel(), select_ops(), format=kept)
-            assert isinstance(model, FallbackModel)

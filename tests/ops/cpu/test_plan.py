@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import torch
 
 from tests.models.families import TINY
 from tests.models.test_decoder import BLOCK, BLOCKS, CPU, Sequence, load, run_step
+from tests.models.test_fallback import make
 from tests.models.tiny import make_model, random_prompt
 from tests.seeds import fresh_rng, fresh_seed
 from textgen.layers.router import Router, _within_best_groups
-from textgen.layers.weight import Weight, WeightFormat
+from textgen.layers.weight import DenseFormat, Weight, WeightFormat
 from textgen.models.decoder import Decoder, Model
+from textgen.models.errors import ModelError
 from textgen.models.load import load_model
 from textgen.ops import select_ops
 from textgen.ops.cpu.instructions import Multiply, Program
@@ -28,6 +31,7 @@ from textgen.ops.cpu.model import PlannedModel, PlanSizes, load_planned
 from textgen.ops.cpu.record import Recording, record
 from textgen.ops.cpu.twin import InterpretedModel
 from textgen.parallel import Parallel
+from textgen.quantization.cache import CachedFormat, WeightsCache
 from textgen.quantization.integers import Int4Format, Int8Format
 from textgen.shard.cache import KvCache, allocate_cache
 
@@ -260,3 +264,15 @@ def test_a_fault_of_the_recorder_costs_no_start(
     model = load_planned(lambda: load(tmp_path), None, sizes)
     assert isinstance(model, Decoder)
     assert "recording the model failed" in caplog.text and "has no attribute 'nothing'" in caplog.text
+
+
+def test_a_cache_of_packed_weights_keeps_no_model_of_transformers_from_starting(tmp_path: Path) -> None:
+    """There is none of theirs to keep. To quantize them is refused."""
+    make(tmp_path / "m", "Helium")
+    cache = WeightsCache(tmp_path / "cache", "one")
+    for form, refused in ((DenseFormat(), False), (Int8Format(), True)):
+        with pytest.raises(ModelError, match="cannot be quantized") if refused else nullcontext():
+            kept = CachedFormat(form, cache)
+            assert not isinstance(
+                load_model(tmp_path / "m", torch.float32, CPU, Parallel(), select_ops(), format=kept), Decoder
+            )
