@@ -4,22 +4,20 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::Either;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Connection;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::net::TcpListener;
 use tower::{Service, service_fn};
 use tower_http::timeout::TimeoutBody;
 
 use super::health::{HealthService, PATHS, health_service};
 use super::service::{Server, service};
-use crate::http::tls::{Port, Tls, TlsStream};
-use crate::http::{AppState, Door, http2};
+use crate::http::tls::{Port, Tls};
+use crate::http::{Answers, AppState, Door, http2};
 
 /// The call whose requests may come one by one, with any time between them.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
@@ -38,15 +36,7 @@ pub async fn serve(
         service: service(state.clone()),
         health: health_service(state),
     };
-    let connection = |stream, place| {
-        let (door, calls) = (Arc::clone(&door), calls.clone());
-        match &tls {
-            None => Either::Left(plain(stream, door, place, calls)),
-            // Boxed: a connection without TLS shall not be as large as one with it.
-            Some(tls) => Either::Right(Box::pin(secured(tls.accept(stream, Port::Grpc), door, place, calls))),
-        }
-    };
-    door.serve(listener, shutdown, connection).await;
+    door.serve(listener, tls, shutdown, calls).await;
 }
 
 /// What answers the calls of a connection.
@@ -60,39 +50,25 @@ struct Calls {
     health: HealthService,
 }
 
-/// One connection without TLS.
-async fn plain(stream: TcpStream, door: Arc<Door>, place: OwnedSemaphorePermit, calls: Calls) {
-    answer(stream, &door, calls).await;
-    drop(place);
-}
+impl Answers for Calls {
+    const PORT: Port = Port::Grpc;
 
-/// One connection with TLS.
-async fn secured(
-    handshake: impl Future<Output = Option<TlsStream<TcpStream>>>,
-    door: Arc<Door>,
-    place: OwnedSemaphorePermit,
-    calls: Calls,
-) {
-    if let Some(Some(stream)) = door.while_open(handshake).await {
-        answer(stream, &door, calls).await;
-    }
-    drop(place);
-}
-
-async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, door: &Door, calls: Calls) {
-    let Some(stream) = door.begun(stream).await else { return };
-    let Calls { most, patience, service, health } = calls;
-    let service = service_fn(move |request: Request<Incoming>| {
-        let (mut service, mut health) = (service.clone(), health.clone());
-        async move {
-            if request.uri().path() == STREAM {
-                return service.call(request).await;
+    async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, door: &Door, _: bool) {
+        let Some(stream) = door.begun(stream).await else { return };
+        let Self { most, patience, service, health } = self;
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (mut service, mut health) = (service.clone(), health.clone());
+            async move {
+                if request.uri().path() == STREAM {
+                    return service.call(request).await;
+                }
+                let is_health = request.uri().path().starts_with(PATHS);
+                let request = request.map(|body| Box::pin(TimeoutBody::new(patience, body)));
+                if is_health { health.call(request).await } else { service.call(request).await }
             }
-            let is_health = request.uri().path().starts_with(PATHS);
-            let request = request.map(|body| Box::pin(TimeoutBody::new(patience, body)));
-            if is_health { health.call(request).await } else { service.call(request).await }
-        }
-    });
-    let serving = http2::builder(door, most).serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-    door.drive(serving, Connection::graceful_shutdown).await;
+        });
+        let serving =
+            http2::builder(door, most).serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+        door.drive(serving, Connection::graceful_shutdown).await;
+    }
 }

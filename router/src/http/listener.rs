@@ -42,16 +42,7 @@ pub async fn serve(
     let upkeep = upkeep(state.clone(), tls.clone());
     let door = Arc::new(Door::new(&state));
     let calls = state.settings.max_concurrent_requests;
-    let app = super::app(state);
-    let connection = |stream, place| {
-        let (door, app) = (Arc::clone(&door), app.clone());
-        match &tls {
-            None => Either::Left(plain(stream, door, place, app)),
-            // Boxed: a connection without TLS shall not be as large as one with it.
-            Some(tls) => Either::Right(Box::pin(secured(tls.accept(stream, Port::Http), door, place, app, calls))),
-        }
-    };
-    let serving = door.serve(listener, shutdown, connection);
+    let serving = door.serve(listener, tls, shutdown, App { router: super::app(state), calls });
     tokio::select! {
         () = serving => {}
         () = upkeep => {}
@@ -70,6 +61,20 @@ pub async fn upkeep(state: AppState, tls: Option<Arc<Tls>>) {
             tls.refresh();
         }
     }
+}
+
+/// What answers the calls of a port's connections.
+pub trait Answers: Clone + Send + Sync + 'static {
+    /// The port, which TLS knows.
+    const PORT: Port;
+
+    /// Answers a connection from its first request to its last; `h2`: TLS has settled on HTTP/2.
+    fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        self,
+        stream: S,
+        door: &Door,
+        h2: bool,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 /// What all connections of a listener share.
@@ -103,16 +108,17 @@ impl Door {
     }
 
     /// Serves until `shutdown` ends, then lets what runs finish.
-    pub async fn serve<F: Future<Output = ()> + Send + 'static>(
-        &self,
+    pub async fn serve(
+        self: &Arc<Self>,
         listener: TcpListener,
+        tls: Option<Arc<Tls>>,
         shutdown: impl Future<Output = ()>,
-        connection: impl Fn(TcpStream, OwnedSemaphorePermit) -> F,
+        answers: impl Answers,
     ) {
         tokio::select! {
             biased;
             () = shutdown => {}
-            () = self.accept(&listener, connection) => {}
+            () = self.accept(&listener, tls.as_deref(), answers) => {}
         }
         drop(listener);
         self.close().await;
@@ -171,11 +177,7 @@ impl Door {
     }
 
     /// Accepts for ever. When every place is taken, new connections wait where the kernel queues them.
-    async fn accept<F: Future<Output = ()> + Send + 'static>(
-        &self,
-        listener: &TcpListener,
-        connection: impl Fn(TcpStream, OwnedSemaphorePermit) -> F,
-    ) {
+    async fn accept<A: Answers>(self: &Arc<Self>, listener: &TcpListener, tls: Option<&Tls>, answers: A) {
         loop {
             let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
             match listener.accept().await {
@@ -183,7 +185,14 @@ impl Door {
                     if let Err(error) = tune(&stream, self.patience) {
                         tracing::debug!(%error, "a connection does not take its options");
                     }
-                    tokio::spawn(connection(stream, place));
+                    let (door, answers) = (Arc::clone(self), answers.clone());
+                    tokio::spawn(match tls {
+                        None => Either::Left(plain(stream, door, place, answers)),
+                        // Boxed: a connection without TLS shall not be as large as one with it.
+                        Some(tls) => {
+                            Either::Right(Box::pin(secured(tls.accept(stream, A::PORT), door, place, answers)))
+                        }
+                    });
                 }
                 // The client has gone already.
                 Err(error) if is_clients(&error) => {}
@@ -209,28 +218,44 @@ fn tune(connection: &TcpStream, patience: u32) -> io::Result<()> {
     Ok(set_tcp_user_timeout(connection, patience)?)
 }
 
-/// One connection without TLS, from its first request to its last.
-async fn plain(stream: TcpStream, door: Arc<Door>, place: OwnedSemaphorePermit, app: Router) {
-    serve_http1(stream, &door, app).await;
+/// One connection without TLS.
+async fn plain(stream: TcpStream, door: Arc<Door>, place: OwnedSemaphorePermit, answers: impl Answers) {
+    answers.answer(stream, &door, false).await;
     drop(place);
 }
 
-/// One connection with TLS, which may carry `calls` at once where it is HTTP/2.
+/// One connection with TLS.
 async fn secured(
     handshake: impl Future<Output = Option<TlsStream<TcpStream>>>,
     door: Arc<Door>,
     place: OwnedSemaphorePermit,
-    app: Router,
-    calls: usize,
+    answers: impl Answers,
 ) {
     if let Some(Some(stream)) = door.while_open(handshake).await {
-        if stream.get_ref().1.alpn_protocol() == Some(H2) {
-            serve_http2(stream, &door, app, calls).await;
-        } else {
-            serve_http1(stream, &door, app).await;
-        }
+        let h2 = stream.get_ref().1.alpn_protocol() == Some(H2);
+        answers.answer(stream, &door, h2).await;
     }
     drop(place);
+}
+
+/// All routes, of which one connection of HTTP/2 may have so many calls at once.
+#[derive(Clone)]
+struct App {
+    router: Router,
+    calls: usize,
+}
+
+impl Answers for App {
+    const PORT: Port = Port::Http;
+
+    async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, door: &Door, h2: bool) {
+        if h2 {
+            // Boxed: HTTP/2 is the larger of the two, and the rarer.
+            Box::pin(serve_http2(stream, door, self.router, self.calls)).await;
+        } else {
+            serve_http1(stream, door, self.router).await;
+        }
+    }
 }
 
 async fn serve_http1<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, door: &Door, app: Router) {

@@ -41,7 +41,7 @@ use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-pub use self::listener::{Door, serve, upkeep};
+pub use self::listener::{Answers, Door, serve, upkeep};
 use self::native::{generate, stream, tokenize};
 use self::openai::{async_tools, chat, completions};
 pub use self::shard_ops::ShardOps;

@@ -1,13 +1,15 @@
 //! The protocol's `generate` extension: the same tensors as the members of one JSON object, whole or streamed.
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::answer::{self, Out, Pieces};
+use super::answer::{self, Opened, Out, Pieces};
 use super::request::{Asked, Inference};
 use super::tensors::{Elements, Output, Tensor};
 use super::{InferenceErrors, Model, VERSION, invalid};
@@ -133,12 +135,10 @@ pub async fn generate(
     caller: Caller,
     RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
-    let (id, inference) = read(&body)?;
-    drop(body);
-    let asked = Asked::read(inference, state.settings.max_client_batch_size).and_then(Asked::whole);
-    let opened = answer::open(&state, caller, asked, false).await?;
-    let (headers, outputs) = answer::whole(&state, opened).await?;
-    Ok((headers, Json(GenerateAnswer::new(name, id, outputs))).into_response())
+    let (id, asked) = read(&state, body)?;
+    let opened = answer::open(&state, caller, asked.and_then(Asked::whole), false).await?;
+    let (headers, answer) = whole(&state, name, id, opened).await?;
+    Ok((headers, Json(answer)).into_response())
 }
 
 /// Continues a text and streams it. Errors before the first token have their own status; later ones are an event with `error`.
@@ -157,24 +157,34 @@ pub async fn generate_stream(
     caller: Caller,
     RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
-    let (id, inference) = read(&body)?;
-    drop(body);
-    let asked = Asked::read(inference, state.settings.max_client_batch_size);
+    let (id, asked) = read(&state, body)?;
     let streamed = asked.as_ref().map_or(true, |asked| asked.stream.unwrap_or(true));
     let mut opened = answer::open(&state, caller, asked, streamed).await?;
     if !streamed {
         // As in Triton: what is not to be streamed is one event.
-        let (headers, outputs) = answer::whole(&state, opened).await?;
-        return Ok(sse::one(headers, &GenerateAnswer::new(name, id, outputs)));
+        let (headers, answer) = whole(&state, name, id, opened).await?;
+        return Ok(sse::one(headers, &answer));
     }
     let run = opened.runs.pop().ok_or(ApiError::Incomplete)?;
     let stream = GenerateStream { name, id, pieces: Pieces::new(opened.form, &run) };
     sse::respond(&state, vec![run], stream).await
 }
 
-/// The members of a body as tensors and parameters.
-fn read(body: &[u8]) -> Result<(Option<String>, Inference), ApiError> {
-    let mut members = extract::read::<Map<String, Value>>(body)?;
+async fn whole(
+    state: &AppState,
+    name: String,
+    id: Option<String>,
+    opened: Opened,
+) -> Result<(HeaderMap, GenerateAnswer), ApiError> {
+    let (headers, outputs) = answer::whole(state, opened).await?;
+    Ok((headers, GenerateAnswer::new(name, id, outputs)))
+}
+
+/// What a body asks for, and under which name: its members are tensors and parameters. Outside what keeps it from being a
+/// request, inside what is wrong with it.
+fn read(state: &AppState, body: Bytes) -> Result<(Option<String>, Result<Asked, ApiError>), ApiError> {
+    let mut members = extract::read::<Map<String, Value>>(&body)?;
+    drop(body);
     let id = match members.remove("id") {
         None | Some(Value::Null) => None,
         Some(Value::String(id)) => Some(id),
@@ -191,7 +201,8 @@ fn read(body: &[u8]) -> Result<(Option<String>, Inference), ApiError> {
         element => Some(Tensor { name, rank: 1, elements: vec![element] }),
     };
     let inputs = members.into_iter().filter_map(tensor).collect();
-    Ok((id, Inference { inputs, outputs: Vec::new(), parameters }))
+    let inference = Inference { inputs, outputs: Vec::new(), parameters };
+    Ok((id, Asked::read(inference, state.settings.max_client_batch_size)))
 }
 
 struct GenerateStream {
