@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from textgen.layers.block import Block, load_block
@@ -70,6 +72,28 @@ class FindsLikeliest(Protocol):
 
     def likeliest(self) -> Likeliest | None:
         """Of the rows of the last `logits`; None where it did not look. The next `logits` overwrite it."""
+        ...
+
+
+class Repeat(Protocol):
+    """A batch of one token for each sequence, which can be run again one position further, in the same blocks."""
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """[n] its tokens: to be changed in place before it runs."""
+        ...
+
+    def run(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+        """[n] the likeliest tokens, their logits, and the logs of the sums of exp. The next run overwrites them."""
+        ...
+
+
+@runtime_checkable
+class Repeats(Protocol):
+    """A model whose batches can be run again."""
+
+    def repeat(self) -> Repeat | None:
+        """The batch of the last `hidden`, of which all rows went through the last `logits`; None where it cannot."""
         ...
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from textgen.models.decoder import FindsLikeliest, Model
+from textgen.models.decoder import FindsLikeliest, Model, Repeats
 from textgen.models.groups import LayerGroups
 from textgen.ops import Ops
 from textgen.ops.sampling import Allowed, Mask, choose, score, shape
@@ -33,6 +33,7 @@ from textgen.shard.protocol import (
     step_columns,
 )
 from textgen.shard.slots import Slots
+from textgen.shard.steady import Steady, steady
 from textgen.shard.wide import prompt_logprobs, top_tokens
 
 log = logging.getLogger(__name__)
@@ -75,11 +76,14 @@ class Runner:
         self.model, self.cache, self.slots, self.bounds = model, cache, slots, bounds
         self.memory, self._ops = memory, ops
         self._finder = model if isinstance(model, FindsLikeliest) else None
+        self._repeats = model if isinstance(model, Repeats) else None
+        self._steady: Steady | None = None  # what the step before tells of the next one
         self.groups = groups
 
     @torch.inference_mode()
     def admit(self, admit: Admit) -> list[Failed]:
         """Seat a sequence. The answer is empty when all is well."""
+        self._steady = None
         try:
             fault = check_admit(admit, self.bounds)
         except ProtocolError as error:
@@ -94,30 +98,56 @@ class Runner:
     @torch.inference_mode()
     def step(self, step: Step, received_ns: int) -> Outcome:
         """Run one step. Whatever goes wrong in it becomes a `Failed` frame."""
-        columns: StepColumns | None = None
+        named: Ints | None = None
+        going_on, self._steady = self._steady, None
         try:
+            if going_on is not None and going_on.continues(step):
+                named = going_on.slot
+                if (outcome := self._go_on(step.step, going_on, received_ns)) is not None:
+                    self._steady = going_on
+                    return outcome
             columns = step_columns(step)
+            named = columns.slot
             check_step(columns, self.slots, self.bounds)
             if columns.masks.size:
                 self.memory.masks.check(columns)
-            return self._run(step.step, columns, received_ns)
+            return self._run(step, columns, received_ns)
         except ProtocolError as error:
-            return self._abandon(step, columns, "protocol", str(error))
+            return self._abandon(step, named, "protocol", str(error))
         except WideLimit as error:
-            return self._abandon(step, columns, "limit", str(error))
+            return self._abandon(step, named, "limit", str(error))
         except Exception as error:  # the boundary that keeps a step's failure out of the next step
             log.exception("step %d failed", step.step)
             reason = str(error).strip().partition("\n")[0]
-            return self._abandon(step, columns, "internal", f"the step failed: {type(error).__name__}: {reason}")
+            return self._abandon(step, named, "internal", f"the step failed: {type(error).__name__}: {reason}")
 
-    def _abandon(self, step: Step, columns: StepColumns | None, kind: str, message: str) -> Outcome:
+    def _abandon(self, step: Step, named: Ints | None, kind: str, message: str) -> Outcome:
         """The whole step failed: none of its slots goes on before it is admitted again."""
-        if columns is not None:
-            self.slots.fail(columns.slot[columns.slot < self.bounds.max_slots], kind)
+        if named is not None:
+            self.slots.fail(named[named < self.bounds.max_slots], kind)
         return Outcome([Failed(step.step, b"", kind, message)])
 
-    def _run(self, number: int, columns: StepColumns, received_ns: int) -> Outcome:
-        slots = self.slots
+    def _go_on(self, number: int, steady: Steady, received_ns: int) -> Outcome | None:
+        """A step that is as the one before. None: it has to be run as any other step, as if it had not been."""
+        started = time.monotonic_ns()
+        sampled = steady.run(self.slots)
+        if sampled is None:
+            return None
+        tokens, logprobs = sampled
+        forwarded = time.monotonic_ns()
+        done = Done(
+            step=number,
+            slots=steady.packed_slots,
+            counts=pack_ones(len(tokens)),
+            tokens=pack_u32(tokens),
+            logprobs=pack_f32(logprobs),
+            wide=None,
+            times=Times(max(started - received_ns, 0), forwarded - started, time.monotonic_ns() - forwarded),
+        )
+        return Outcome([done], segments=len(tokens), tokens=len(tokens))
+
+    def _run(self, step: Step, columns: StepColumns, received_ns: int) -> Outcome:
+        number, slots = step.step, self.slots
         slots.free(columns.freed)
         if columns.copies.size:
             self.cache.copy_pages(columns.copies, self._ops)
@@ -140,6 +170,8 @@ class Runner:
         for fault in sampled.faults:
             slots.fail(fault.slots, fault.kind)
         faults += sampled.faults
+        if segments.slot.size and not faults:
+            self._steady = steady(step, segments, slots, self._repeats)
         return Outcome(
             frames=[
                 *(_failed(number, fault) for fault in faults),

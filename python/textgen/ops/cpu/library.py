@@ -131,6 +131,7 @@ class Kernels:
         self._api = _Api.from_address(_address(isa, library))
         if self._api.abi != ABI:
             raise KernelsMissing(f"the library speaks version {self._api.abi}, this package version {ABI}; build again")
+        self._run = self._api.plan_run  # looked up once: each look makes an object
         self.isa: str = self._api.isa.decode()
 
     def pool(self, workers: int, spin_us: int) -> Handle:
@@ -166,7 +167,7 @@ class Kernels:
         return self._made(made, self._api.plan_destroy, pool, *keeps)
 
     def run(self, plan: Handle, step: Step) -> None:
-        self._check(self._api.plan_run(plan.address, ctypes.byref(step)))
+        self._check(self._run(plan.address, ctypes.byref(step)))
 
     def profile(self, plan: Handle, nanoseconds: int | None) -> None:
         """Add up each operation's time at an address of [operations] int64."""

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
@@ -130,6 +132,10 @@ class Lowered:
         place, dtype = self.layout.places[at.buffer], at.buffer.dtype
         first = place.offset // dtype.itemsize + at.first
         return self._arena.view(dtype).as_strided((rows, at.width), (place.stride, 1), first)
+
+    def bytes(self, at: View, rows: int) -> NDArray[np.uint8]:
+        """[rows, bytes of the width], in place."""
+        return self.view(at, rows).view(torch.uint8).numpy()
 
     def plan(self, pool: Handle, segments: int, context: int, layers: Sequence[LayerPlace] = ()) -> Handle:
         """Raises `KernelsMissing` when the kernels refuse an operation."""

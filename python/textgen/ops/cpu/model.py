@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
@@ -55,6 +56,7 @@ class PlannedModel:
         self._plan: Handle | None = None
         self._bound: object = None
         self._step, self._found = Step(), 0
+        self._last: _Filled | None = None
         keys = torch.empty((1, 1, self.spec.num_kv_heads, self.spec.head_dim), dtype=self.like.dtype)
         nowhere = LayerPlace(LayerCache(keys, keys), 0, None)
         self._hidden.plan(self._pool, sizes.max_tokens, sizes.max_context, [nowhere] * self.spec.num_layers)
@@ -97,10 +99,27 @@ class PlannedModel:
             self._plan = self._hidden.plan(self._pool, sizes.max_tokens, sizes.max_context, places)
             self._bound = bound
         tokens = len(batch.ids)
-        keeps = _fill(self._step, batch, groups)
+        self._last = _fill(self._step, batch, groups)
         self._kernels.run(self._plan, self._step)
-        del keeps
         return self._hidden.view(self._hidden.program.result, tokens)
+
+    def repeat(self) -> Repeated | None:
+        """See `Repeats`."""
+        hidden, logits, count = self._hidden, self._logits, self._found
+        if self._last is None or self._plan is None or logits.likeliest is None or count != self._step.tokens:
+            return None
+        program = logits.program
+        assert program.given is not None
+        tokens, normalisers = logits.likeliest
+        return Repeated(
+            kernels=self._kernels,
+            plans=((self._plan, self._step), (self._logits_plan, Step(tokens=count))),
+            filled=self._last,
+            ends=(logits.bytes(program.given, count), hidden.bytes(hidden.program.result, count)),
+            logits=logits.view(program.result, count).numpy(),
+            found=(tokens[:count].numpy(), normalisers[:count].numpy()),
+            rows=np.arange(count),
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] float32 from rows of `hidden`."""
@@ -138,10 +157,47 @@ def _groups(batch: PackedBatch) -> tuple[list[tuple[PagedAttention, Tensor]], li
     return groups, of_layers
 
 
-def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention, Tensor]]) -> object:
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """What a step points at. moving: what rises by one where each sequence goes on by a token in its block."""
+
+    keeps: object
+    ids: NDArray[np.int64]
+    moving: Sequence[NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """See `Repeat`. Without torch, whose ways are long when nothing of them is in the caches: a step has just read all
+    weights."""
+
+    kernels: Kernels
+    plans: tuple[tuple[Handle, Step], tuple[Handle, Step]]
+    filled: _Filled
+    ends: tuple[NDArray[np.uint8], NDArray[np.uint8]]  # where the logits' rows begin, and where the layers' end
+    logits: NDArray[np.float32]
+    found: tuple[NDArray[np.int64], NDArray[np.float32]]
+    rows: NDArray[np.int64]
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        return self.filled.ids
+
+    def run(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+        for column in self.filled.moving:
+            column += 1
+        (layers, step), (head, rows) = self.plans
+        self.kernels.run(layers, step)
+        np.copyto(*self.ends)
+        self.kernels.run(head, rows)
+        tokens, normalisers = self.found
+        return tokens, self.logits[self.rows, tokens], normalisers
+
+
+def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention, Tensor]]) -> _Filled:
     """Point the step at the batch. What is returned must live until the step has run."""
     layout = groups[0][0].layout
-    columns = [np.ascontiguousarray(column, np.int64) for column in (layout.offsets, layout.starts, layout.lengths)]
+    columns = [np.array(column, np.int64) for column in (layout.offsets, layout.starts, layout.lengths)]
     records = (Group * len(groups))()
     tables = []
     for group, (attention, rows) in zip(records, groups, strict=True):
@@ -153,7 +209,9 @@ def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention,
     step.ids, step.positions = batch.ids.data_ptr(), batch.positions.data_ptr()
     step.offsets, step.starts, step.lengths = (column.ctypes.data for column in columns)
     step.group = records
-    return columns, tables, records, batch
+    places = {id(rows): rows.numpy() for _, rows in groups}
+    moving = columns[1], batch.positions.numpy(), *places.values()
+    return _Filled((columns, tables, records, batch), batch.ids.numpy(), moving)
 
 
 def load_planned(load: Callable[[], Model], isa: str | None, sizes: PlanSizes) -> Model:

@@ -1,0 +1,169 @@
+"""Steps that are as the one before give what they would give if each were worked out anew."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.seeds import fresh_rng
+from textgen.models.decoder import Repeats
+from textgen.ops.cpu.model import Repeated
+from textgen.shard.protocol import Done, Failed
+from textgen.shard.runner import Runner
+from textgen.shard.slots import Slots
+from textgen.shard.steady import Steady
+
+from .conftest import RunnerMaker
+from .router import Segment, admit, step
+
+BLOCK, BLOCKS = 4, 24  # of a sequence
+Frames = list[Done | Failed]
+
+
+def answers(frames: Frames) -> list[object]:
+    """What of frames does not depend on time."""
+    return [
+        (each.step, each.slots, each.counts, each.tokens, each.logprobs) if isinstance(each, Done) else each
+        for each in frames
+    ]
+
+
+class Sequences:
+    """Sequences that run side by side, each from its prompt to where it is freed."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.at, self.number = runner, dict[int, int](), 0
+
+    def seat(self, slot: int, prompt: list[int], **changes: Any) -> Frames:
+        assert self.runner.admit(admit(slot, len(prompt), **changes)) == []
+        self.at[slot] = 0
+        return self.step({slot: prompt})
+
+    def step(self, prompts: dict[int, list[int]] | None = None, **rest: Any) -> Frames:
+        """A token for each that has begun, and a prompt for each that has not."""
+        prompts, segments = prompts or {}, []
+        for slot, at in self.at.items():
+            tokens = prompts.get(slot, [])
+            count = len(tokens) or 1
+            pages = range(-(-at // BLOCK), -(-(at + count) // BLOCK))
+            blocks = [slot * BLOCKS + page for page in pages]
+            segments.append(Segment(slot, at, tokens, last=not tokens, blocks=blocks))
+            self.at[slot] += count
+        self.number += 1
+        return list(self.runner.step(step(self.number, segments, **rest), time.monotonic_ns()).frames)
+
+
+def play(sequences: Sequences, script: list[tuple[str, int, list[int], float]]) -> list[object]:
+    said: list[object] = []
+    for what, slot, prompt, temperature in script:
+        if what == "seat":
+            said += answers(sequences.seat(slot, prompt, temperature=temperature, seed=slot))
+        elif what == "free":
+            sequences.at.pop(slot)
+            said += answers(sequences.step(freed=[slot]))
+        else:
+            said += answers(sequences.step())
+    return said
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the steps that are run as the one before."""
+    runs: list[int] = []
+    run = Steady.run
+
+    def watched(self: Steady, slots: Slots) -> Any:
+        runs.append(len(self.slot))
+        return run(self, slots)
+
+    monkeypatch.setattr(Steady, "run", watched)
+    return runs
+
+
+def test_they_say_what_other_steps_say(make_runner: RunnerMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences come and go, some draw, and blocks are filled."""
+    rng, seated = fresh_rng(), set[int]()
+    script: list[tuple[str, int, list[int], float]] = []
+    for _ in range(12):
+        slot = rng.randrange(4)
+        if slot in seated:
+            seated.remove(slot)
+            script.append(("free", slot, [], 0.0))
+        else:
+            seated.add(slot)
+            prompt = [rng.randrange(100) for _ in range(rng.randint(1, 9))]
+            script.append(("seat", slot, prompt, rng.choice((0.0, 0.0, 0.0, 1.0))))
+        script += [("step", 0, [], 0.0)] * rng.randint(0, 6) if seated else []
+    runs = counted(monkeypatch)
+    ours = play(Sequences(make_runner(num_blocks=4 * BLOCKS)), script)
+    quick, runs[:] = len(runs), []
+    monkeypatch.setattr("textgen.shard.runner.steady", lambda *_: None)
+    theirs = play(Sequences(make_runner(num_blocks=4 * BLOCKS)), script)
+    assert ours == theirs
+    assert not runs
+    print(f"{quick} of {len(script)} steps were steady")
+
+
+@pytest.fixture
+def steady_one(make_runner: RunnerMaker, monkeypatch: pytest.MonkeyPatch) -> tuple[Sequences, list[int]]:
+    """A sequence at the beginning of a block, and the steps that were as the one before."""
+    runs = counted(monkeypatch)
+    sequences = Sequences(make_runner(num_blocks=4 * BLOCKS))
+    if not isinstance(sequences.runner.model, Repeats):
+        pytest.skip("this machine has no kernels")
+    sequences.seat(0, [5, 6, 7, 8])
+    sequences.step()
+    assert not runs
+    return sequences, runs
+
+
+def test_a_block_s_first_token_is_worked_out(steady_one: tuple[Sequences, list[int]]) -> None:
+    sequences, runs = steady_one
+    counts = []
+    for _ in range(9):
+        sequences.step()
+        counts.append(len(runs))
+    assert counts == [1, 2, 3, 3, 4, 5, 6, 6, 7]
+    # A step of another position is one that the checks of every step refuse.
+    sequences.at[0] += 50
+    (failed,) = sequences.step()[:1]
+    assert isinstance(failed, Failed) and "behind the blocks" in failed.message
+    assert len(runs) == 7
+
+
+def test_the_last_position_is_the_last(make_runner: RunnerMaker) -> None:
+    """A context that ends within a block."""
+    sequences = Sequences(make_runner(num_blocks=4 * BLOCKS, max_context=10))
+    sequences.seat(0, [5, 6, 7, 8, 9, 1, 2, 3])
+    assert all(isinstance(frame, Done) for _ in range(2) for frame in sequences.step())
+    failed, _ = sequences.step()
+    assert isinstance(failed, Failed) and "behind the last position of 10" in failed.message
+
+
+def test_faults_are_those_of_other_steps(
+    steady_one: tuple[Sequences, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences, runs = steady_one
+    with monkeypatch.context() as patch:
+        patch.setattr(Repeated, "run", lambda self: 1 / 0)
+        (failed,) = sequences.step()
+        assert isinstance(failed, Failed) and failed.kind == "internal"
+    (failed, _) = sequences.step()
+    assert isinstance(failed, Failed) and failed.kind == "internal", "the slot has failed"
+    sequences.at.clear()
+    sequences.seat(0, [5, 6, 7, 8])
+    sequences.step()
+    run, runs[:] = Repeated.run, []
+    with monkeypatch.context() as patch:
+
+        def broken(self: Repeated) -> Any:
+            tokens, chosen, normalisers = run(self)
+            return tokens, chosen, normalisers * np.nan
+
+        patch.setattr(Repeated, "run", broken)
+        (done,) = sequences.step()
+    assert runs and isinstance(done, Done), "where something is not finite, the step is run as any other"
+    (next_done,) = sequences.step()
+    assert isinstance(next_done, Done)
