@@ -95,17 +95,25 @@ class Runner:
         self.slots.refuse(fault.slots, fault.kind)
         return [_failed(None, fault)]
 
-    @torch.inference_mode()
     def step(self, step: Step, received_ns: int) -> Outcome:
         """Run one step. Whatever goes wrong in it becomes a `Failed` frame."""
-        named: Ints | None = None
         going_on, self._steady = self._steady, None
+        if going_on is None or not going_on.continues(step):
+            return self._work_out(step, received_ns)
         try:
-            if going_on is not None and going_on.continues(step):
-                named = going_on.slot
-                if (outcome := self._go_on(step.step, going_on, received_ns)) is not None:
-                    self._steady = going_on
-                    return outcome
+            outcome = self._go_on(step.step, going_on, received_ns)
+        except Exception as error:  # see `_work_out`
+            return self._broken(step, going_on.slot, error)
+        if outcome is None:
+            return self._work_out(step, received_ns)
+        self._steady = going_on
+        return outcome
+
+    @torch.inference_mode()
+    def _work_out(self, step: Step, received_ns: int) -> Outcome:
+        """Run a step of which nothing is known."""
+        named: Ints | None = None
+        try:
             columns = step_columns(step)
             named = columns.slot
             check_step(columns, self.slots, self.bounds)
@@ -117,9 +125,12 @@ class Runner:
         except WideLimit as error:
             return self._abandon(step, named, "limit", str(error))
         except Exception as error:  # the boundary that keeps a step's failure out of the next step
-            log.exception("step %d failed", step.step)
-            reason = str(error).strip().partition("\n")[0]
-            return self._abandon(step, named, "internal", f"the step failed: {type(error).__name__}: {reason}")
+            return self._broken(step, named, error)
+
+    def _broken(self, step: Step, named: Ints | None, error: Exception) -> Outcome:
+        log.exception("step %d failed", step.step)
+        reason = str(error).strip().partition("\n")[0]
+        return self._abandon(step, named, "internal", f"the step failed: {type(error).__name__}: {reason}")
 
     def _abandon(self, step: Step, named: Ints | None, kind: str, message: str) -> Outcome:
         """The whole step failed: none of its slots goes on before it is admitted again."""

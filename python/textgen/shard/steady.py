@@ -7,6 +7,7 @@ for where these start. What was checked and packed for the first of such steps h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ class Steady:
 
     slot: Ints
     packed_slots: bytes
+    last: Ints  # by slot, the token sampled last
     batch: Repeat
     expected: NDArray[np.uint32]  # the segments of the next step as they travel
     starts: NDArray[np.uint32]  # of these
@@ -40,13 +42,13 @@ class Steady:
 
     def run(self, slots: Slots) -> tuple[Ints, Floats] | None:
         """[n] tokens and their log-probabilities; None where some are not finite: then nothing was sampled."""
-        last = slots.last_token.numpy()
-        slots.start[self.slot] += 1
-        self.batch.ids[:] = last[self.slot]
+        if slots.span is not None:
+            slots.start[self.slot] += 1
+        self.last.take(self.slot, out=self.batch.ids, mode="clip")
         tokens, chosen, normalisers = self.batch.run()
-        if not np.isfinite(normalisers).all():
+        if not isfinite(np.add.reduce(normalisers)):
             return None
-        last[self.slot] = tokens
+        self.last[self.slot] = tokens
         return tokens, chosen - normalisers
 
 
@@ -68,4 +70,4 @@ def steady(step: Step, segments: Segments, slots: Slots, model: Repeats | None) 
     expected = np.frombuffer(step.segments, "<u4").copy()
     expected[5 * count :] = 0  # no new pages
     starts = expected[count : 2 * count]
-    return Steady(slot, pack_u32(slot), batch, expected, starts, left)
+    return Steady(slot, pack_u32(slot), slots.last_token.numpy(), batch, expected, starts, left)
