@@ -90,6 +90,26 @@ def test_a_masked_draw_is_a_draw_without_the_others(data: st.DataObject, vocab: 
     assert all(int(tokens[row]) in those for row, those in zip(masked, sets, strict=True))
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), vocab=st.integers(2, 300), count=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
+def test_the_likeliest_of_a_mask_is_found_from_the_likeliest_of_all(
+    data: st.DataObject, vocab: int, count: int, seed: int
+) -> None:
+    logits = 4 * torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed))
+    masked = data.draw(st.lists(st.integers(0, count - 1), unique=True, max_size=count))
+    size = MaskSize(1, vocab)
+    sets = [data.draw(st.sets(st.integers(0, vocab - 1), min_size=1)) | {0} for _ in masked]
+    bits = [np.frombuffer(mask_slot(size, 0, allowed), np.uint8)[64 : 64 + size.row] for allowed in sets]
+    allowed = Allowed(np.array(masked, np.int64), np.array(bits, np.uint8).reshape(-1, size.row))
+    greedy = make_rows(*[{"temperature": 0.0}] * count)
+    assert greedy.plain
+    known = logits.argmax(dim=-1)
+    assert allowed.likeliest(logits, known).tolist() == sample(logits, greedy, no_history, allowed).tolist()
+    assert torch.equal(known, logits.argmax(dim=-1))
+    assert not make_rows({"temperature": 1.0}).plain
+    assert not make_rows({"temperature": 0.0, "frequency": 0.5}).plain
+
+
 def test_a_row_that_may_draw_nothing_is_told() -> None:
     allowed = Allowed(np.array([1]), np.zeros((1, 4), np.uint8))
     for temperature in (0.0, 1.0):

@@ -47,6 +47,11 @@ class SamplingRows:
         mask: Mask = (self.repetition != 1) | (self.frequency != 0) | (self.presence != 0)
         return mask
 
+    @property
+    def plain(self) -> bool:
+        """Whether each row takes the most likely token, without penalties."""
+        return not ((self.temperature > 0) | self.penalised).any()
+
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
@@ -70,6 +75,16 @@ class Allowed:
         drawn = tokens[self.rows]
         permitted: Mask = (self.bits[np.arange(len(drawn)), drawn >> 3] >> (drawn & 7)) & 1 == 1
         return permitted
+
+    def likeliest(self, logits: Tensor, known: Tensor) -> Tensor:
+        """[rows] int64: the most likely token that each row may draw. `known` [rows] int64 is the most likely of all:
+        only rows that may not draw theirs are looked at again."""
+        needed = ~self.permits(known.cpu().numpy())
+        if not needed.any():
+            return known.clone()
+        where = torch.from_numpy(self.rows[needed]).to(logits.device)
+        bits = torch.from_numpy(self.bits[needed]).to(logits.device)
+        return known.index_copy(0, where, restricted(logits.index_select(0, where), bits).argmax(dim=-1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,9 +221,13 @@ class Runner:
         limits = self._limits(number, chosen, masks) if masks[0].size else None
         allowed = None if limits is None else limits.allowed
         rows, rules = slots.sampling_rows(chosen, position), slots.ruled_rows(chosen, position)
-        shaped = shape(logits, rows, history, allowed, rules)
         known = None if self._finder is None else self._finder.likeliest()
-        tokens = choose(shaped, rows, None if known is None or shaped is not logits else known.tokens)
+        shaped = logits
+        if allowed is not None and known is not None and rules is None and rows.plain:
+            tokens = allowed.likeliest(logits, known.tokens)
+        else:
+            shaped = shape(logits, rows, history, allowed, rules)
+            tokens = choose(shaped, rows, None if known is None or shaped is not logits else known.tokens)
         scores = score(logits, tokens, None if known is None else known.normaliser)
         stuck = None if rules is None else chosen[rules.rows[rules.forbids(shaped, tokens).cpu().numpy()]]
         slots.last_token.index_copy_(0, torch.from_numpy(chosen).to(logits.device), tokens)
