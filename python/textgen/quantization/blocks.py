@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
-from textgen.quantization.integers import quantize_rows
+from textgen.quantization.integers import multiply_groups
 
 KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
 """Blocks that are multiplied as they are, and how many inputs share a scale of the activations."""
@@ -61,11 +61,7 @@ class BlockWeight:
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x is quantized group by group of each row."""
-        grouped = x.reshape(-1, self.inputs // KINDS[self.kind], KINDS[self.kind]).float()
-        integers, scales = quantize_rows(grouped)
-        y = (integers.float() * scales).flatten(1) @ self.numbers().t()
-        y = y if bias is None else y + bias.float()
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        return multiply_groups(x, self.numbers(), KINDS[self.kind], bias)
 
     def reordered(self, order: Tensor) -> BlockWeight:
         return BlockWeight(self.kind, self.blocks.index_select(0, order), self.inputs)

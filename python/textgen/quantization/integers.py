@@ -73,18 +73,13 @@ class Int4Weight:
 
     def unpacked(self, rows: slice) -> Tensor:
         """[rows, in] int8, from -8 to 7."""
-        pairs = self.pairs[rows]
-        values = torch.stack((pairs & 0xF, pairs >> 4), dim=-1).flatten(1)
-        return values.view(torch.int8).sub_(8)
+        return nibbles(self.pairs[rows]).sub_(8)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x is quantized group by group of each row."""
-        grouped = x.reshape(-1, self.inputs // self.group, self.group).float()
-        integers, scales = quantize_rows(grouped)
-        rows = (integers.float() * scales).flatten(1)
         values = self.unpacked(slice(None)).view(self.outputs, -1, self.group)
         weights = (values.float() * self.scales.float()[..., None]).flatten(1)
-        return _finished(rows @ weights.t(), x, bias)
+        return multiply_groups(x, weights, self.group, bias)
 
     def reordered(self, order: Tensor) -> Int4Weight:
         return Int4Weight(self.pairs.index_select(0, order), self.scales.index_select(0, order), self.group)
@@ -140,6 +135,17 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(largest > 0, LARGEST / largest, 0.0)
     return (x * inverse).round_().to(torch.int8), largest / LARGEST
+
+
+def multiply_groups(x: Tensor, numbers: Tensor, group: int, bias: Tensor | None) -> Tensor:
+    """x [..., in], quantized in groups of each row, times numbers [out, in] float32."""
+    integers, scales = quantize_rows(x.reshape(-1, numbers.shape[1] // group, group).float())
+    return _finished((integers.float() * scales).flatten(1) @ numbers.t(), x, bias)
+
+
+def nibbles(pairs: Tensor) -> Tensor:
+    """[rows, 2 * columns] int8 from 0 to 15 of [rows, columns] uint8, low halves first."""
+    return torch.stack((pairs & 0xF, pairs >> 4), dim=-1).flatten(1).view(torch.int8)
 
 
 def _quantize4(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
 from textgen.models.errors import ModelError
 from textgen.models.packed4_config import Packed4
 from textgen.quantization.blocks import StackedWeight
-from textgen.quantization.integers import Int4Weight, quantize_rows
+from textgen.quantization.integers import Int4Weight, multiply_groups, nibbles
 from textgen.quantization.ordered import OrderedWeight
 
 MIDDLE = 8  # the zero point of a symmetric weight
@@ -58,8 +58,7 @@ class Int4ZerosWeight:
 
     def values(self, rows: slice) -> Tensor:
         """[rows, in] int8, from 0 to 15."""
-        pairs = self.pairs[rows]
-        return torch.stack((pairs & 0xF, pairs >> 4), dim=-1).flatten(1).view(torch.int8)
+        return nibbles(self.pairs[rows])
 
     def numbers(self) -> Tensor:
         """[out, in] float32."""
@@ -68,10 +67,7 @@ class Int4ZerosWeight:
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x is quantized group by group of each row."""
-        integers, scales = quantize_rows(x.reshape(-1, self.inputs // self.group, self.group).float())
-        y = (integers.float() * scales).flatten(1) @ self.numbers().t()
-        y = y if bias is None else y + bias.float()
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        return multiply_groups(x, self.numbers(), self.group, bias)
 
     def reordered(self, order: Tensor) -> Int4ZerosWeight:
         pairs, scales, zeros = (part.index_select(0, order) for part in (self.pairs, self.scales, self.zeros))
