@@ -17,6 +17,7 @@ from textgen.shard.slots import Slots
 from textgen.shard.steady import Steady
 
 from .conftest import RunnerMaker
+from .mask_writer import write_mask
 from .router import Segment, admit, step
 
 BLOCK, BLOCKS = 4, 24  # of a sequence
@@ -74,9 +75,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     runs: list[int] = []
     run = Steady.run
 
-    def watched(self: Steady, slots: Slots) -> Any:
+    def watched(self: Steady, number: int, slots: Slots) -> Any:
         runs.append(len(self.slot))
-        return run(self, slots)
+        return run(self, number, slots)
 
     monkeypatch.setattr(Steady, "run", watched)
     return runs
@@ -117,6 +118,39 @@ def steady_one(make_runner: RunnerMaker, monkeypatch: pytest.MonkeyPatch) -> tup
     sequences.step()
     assert not runs
     return sequences, runs
+
+
+def test_they_keep_to_masks(make_runner: RunnerMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences under grammars beside one that is under none; at the end one may draw nothing, and a mask is late."""
+    rng = fresh_rng()
+    masks: list[dict[int, list[int] | None]] = [
+        {slot: rng.sample(range(100), rng.choice((1, 60, 99))) for slot in range(2)} for _ in range(14)
+    ]
+    masks += [{0: None, 1: [7]}, {0: [9], 1: None}, {1: []}, {0: [3]}]
+
+    def said() -> list[object]:
+        sequences = Sequences(make_runner(num_blocks=4 * BLOCKS, mask_timeout=0.001))
+        for slot in range(3):
+            assert sequences.runner.admit(admit(slot, 4)) == []
+            sequences.at[slot] = 0
+        found = answers(sequences.step(dict.fromkeys(range(3), [5, 6, 7, 8])))
+        for allowed in masks:
+            places = {slot: sequences.number % 4 * 8 + slot for slot in allowed}
+            for slot, tokens in allowed.items():
+                write_mask(sequences.runner, sequences.number + 1, places[slot], tokens)
+            found += answers(sequences.step(masks=list(places.items())))
+        return found + answers(sequences.step(masks=[(0, 0)]))
+
+    runs = counted(monkeypatch)
+    ours = said()
+    quick, runs[:] = len(runs), []
+    assert quick or not isinstance(make_runner().model, Repeats)
+    monkeypatch.setattr("textgen.shard.runner.steady", lambda *_: None)
+    assert ours == said()
+    kinds = [frame.message for frame in ours if isinstance(frame, Failed)]
+    assert "allows no token here" in kinds[0] and "did not come" in kinds[-1]
+    assert not runs
+    print(f"{quick} steps were steady")
 
 
 def test_a_block_s_first_token_is_worked_out(steady_one: tuple[Sequences, list[int]]) -> None:

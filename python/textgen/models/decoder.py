@@ -83,6 +83,11 @@ class Repeat(Protocol):
         """[n] its tokens: to be changed in place before it runs."""
         ...
 
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """[n, vocab] of the last run."""
+        ...
+
     def run(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
         """[n] the likeliest tokens, their logits, and the logs of the sums of exp. The next run overwrites them."""
         ...

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from textgen.ops.sampling import Mask
-from textgen.shard.protocol import Ints, ProtocolError, StepColumns
+from textgen.shard.protocol import Ints, ProtocolError
 
 PARTS = 4  # steps' worth of slots: two steps are in flight, so a slot is read before its next turn
 HEADER = 64  # bytes before a mask's bits: u64 stamp, u64 kind, the rest unused; keeps slots on cache lines of their own
@@ -72,16 +72,17 @@ class MaskBoard:
         """Void every stamp: of a memory that an earlier shard has used."""
         self._stamps[:] = 0
 
-    def check(self, columns: StepColumns) -> None:
-        """Refuse pairs that name no sampled segment or no mask slot. Raises `ProtocolError`."""
-        segments, slots = columns.masks.T
-        if int(segments.max()) >= len(columns.slot):
-            raise ProtocolError(f"a mask names segment {segments.max()} of {len(columns.slot)}")
+    def check(self, masks: Ints, samples: Mask) -> None:
+        """Refuse pairs [k, 2] of segment and mask slot that name no sampled segment or no mask slot. `samples`: which
+        segments sample. Raises `ProtocolError`."""
+        segments, slots = masks.T
+        if int(segments.max()) >= len(samples):
+            raise ProtocolError(f"a mask names segment {segments.max()} of {len(samples)}")
         if int(slots.max()) >= self._size.count:
             raise ProtocolError(f"mask slot {slots.max()} is not below {self._size.count}")
-        if len(np.unique(segments)) != len(segments) or len(np.unique(slots)) != len(slots):
+        if len(set(segments.tolist())) != len(segments) or len(set(slots.tolist())) != len(slots):
             raise ProtocolError("a segment or a mask slot is named twice by the masks of a step")
-        if not columns.samples[segments].all():
+        if not samples[segments].all():
             raise ProtocolError("a mask names a segment that samples nothing")
 
     def read(self, step: int, slots: Ints) -> Arrived:

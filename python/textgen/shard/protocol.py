@@ -370,9 +370,9 @@ def step_columns(step: Step) -> StepColumns:
         packed[:count], packed[count : 2 * count], shape.length, shape.draft, shape.flags, new_pages,
         unpack_u32(step.tokens, "tokens") if step.tokens else _EMPTY,
         blocks,
-        _pairs(step.copies, "copies") if step.copies else _NO_PAIRS,
+        unpack_pairs(step.copies, "copies") if step.copies else _NO_PAIRS,
         unpack_u32(step.freed, "freed") if step.freed else _EMPTY,
-        _pairs(step.masks, "masks") if step.masks else _NO_PAIRS,
+        unpack_pairs(step.masks, "masks") if step.masks else _NO_PAIRS,
     )  # fmt: skip
     if columns.tokens.size != shape.explicit:
         raise _disagree("tokens", columns.tokens.size, shape.explicit)
@@ -410,7 +410,8 @@ def _shape(packed: bytes) -> _Shape:
 _last_shape = _Shape(b"", _EMPTY, _EMPTY, _EMPTY, 0, _EMPTY)
 
 
-def _pairs(column: bytes, name: str) -> Ints:
+def unpack_pairs(column: bytes, name: str) -> Ints:
+    """[k, 2] from the column of a step. Raises `ProtocolError` when it is torn."""
     values = unpack_u32(column, name)
     if values.size % 2:
         raise ProtocolError(f"column {name} holds {values.size} numbers, not pairs")

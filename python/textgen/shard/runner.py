@@ -118,7 +118,7 @@ class Runner:
             named = columns.slot
             check_step(columns, self.slots, self.bounds)
             if columns.masks.size:
-                self.memory.masks.check(columns)
+                self.memory.masks.check(columns.masks, columns.samples)
             return self._run(step, columns, received_ns)
         except ProtocolError as error:
             return self._abandon(step, named, "protocol", str(error))
@@ -141,10 +141,10 @@ class Runner:
     def _go_on(self, number: int, steady: Steady, received_ns: int) -> Outcome | None:
         """A step that is as the one before. None: it has to be run as any other step, as if it had not been."""
         started = time.monotonic_ns()
-        sampled = steady.run(self.slots)
-        if sampled is None:
+        ran = steady.run(number, self.slots)
+        if ran is None:
             return None
-        tokens, logprobs = sampled
+        tokens, logprobs = ran.tokens, ran.logprobs
         forwarded = time.monotonic_ns()
         done = Done(
             step=number,
@@ -155,7 +155,7 @@ class Runner:
             wide=None,
             times=Times(max(started - received_ns, 0), forwarded - started, time.monotonic_ns() - forwarded),
         )
-        return Outcome([done], segments=len(tokens), tokens=len(tokens))
+        return Outcome([done], segments=len(tokens), tokens=len(tokens), mask_wait=ran.mask_wait)
 
     def _run(self, step: Step, columns: StepColumns, received_ns: int) -> Outcome:
         number, slots = step.step, self.slots
@@ -182,7 +182,7 @@ class Runner:
             slots.fail(fault.slots, fault.kind)
         faults += sampled.faults
         if segments.slot.size and not faults:
-            self._steady = steady(step, segments, slots, self._repeats)
+            self._steady = steady(step, segments, slots, self._repeats, self.memory.masks)
         return Outcome(
             frames=[
                 *(_failed(number, fault) for fault in faults),

@@ -13,10 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from textgen.models.decoder import Repeat, Repeats
-from textgen.ops.sampling import Floats
+from textgen.ops.sampling import Allowed, Floats, Mask
 from textgen.shard.batch import Segments
-from textgen.shard.protocol import Ints, Step, pack_u32
+from textgen.shard.masks import MaskBoard
+from textgen.shard.protocol import Ints, ProtocolError, Step, pack_u32, unpack_pairs
 from textgen.shard.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a step."""
+
+    tokens: Ints
+    logprobs: Floats
+    mask_wait: float | None  # seconds; None without masks
 
 
 @dataclass(slots=True)
@@ -30,29 +40,63 @@ class Steady:
     expected: NDArray[np.uint32]  # the segments of the next step as they travel
     starts: NDArray[np.uint32]  # of these
     left: int  # steps in which no sequence comes to the end of a block
+    board: MaskBoard
+    samples: Mask  # all do
+    masks: Ints | None = None  # [k, 2] segment and mask slot, of the step that comes
 
     def continues(self, step: Step) -> bool:
         """Whether the step is the next one. If it is, it has to be run; if it is not, this is of no use any more."""
-        rest = step.tokens or step.blocks or step.copies or step.freed or step.masks
+        rest = step.tokens or step.blocks or step.copies or step.freed
         if rest or self.left == 0 or len(step.segments) != self.expected.nbytes:
             return False
         self.left -= 1
         self.starts += 1
-        return step.segments == self.expected.tobytes()
+        return step.segments == self.expected.tobytes() and self._takes(step.masks)
 
-    def run(self, slots: Slots) -> tuple[Ints, Floats] | None:
-        """[n] tokens and their log-probabilities; None where some are not finite: then nothing was sampled."""
+    def _takes(self, masks: bytes) -> bool:
+        """Whether there is nothing wrong with the masks."""
+        try:
+            self.masks = unpack_pairs(masks, "masks") if masks else None
+            if self.masks is not None:
+                self.board.check(self.masks, self.samples)
+        except ProtocolError:
+            return False
+        return True
+
+    def run(self, number: int, slots: Slots) -> Ran | None:
+        """[n] tokens; None, and nothing was sampled, where there is more to it: numbers that are not finite, or a mask
+        that has not come or leaves nothing to draw."""
         if slots.span is not None:
             slots.start[self.slot] += 1
         self.last.take(self.slot, out=self.batch.ids, mode="clip")
         tokens, chosen, normalisers = self.batch.run()
         if not isfinite(np.add.reduce(normalisers)):
             return None
+        waited = None
+        if self.masks is not None:
+            arrived = self.board.read(number, self.masks[:, 1])
+            if arrived.late.any() or arrived.free.any():
+                return None
+            if not self._keep_to(Allowed(self.masks[:, 0], arrived.bits), tokens, chosen):
+                return None
+            waited = arrived.waited
         self.last[self.slot] = tokens
-        return tokens, chosen - normalisers
+        return Ran(tokens, chosen - normalisers, waited)
+
+    def _keep_to(self, allowed: Allowed, tokens: Ints, chosen: Floats) -> bool:
+        """Put the likeliest allowed token, and its logit, where another one stands; false where there is none."""
+        forbidden = ~allowed.permits(tokens)
+        if not forbidden.any():
+            return True
+        rows, bits = allowed.rows[forbidden], allowed.bits[forbidden]
+        logits = self.batch.logits[rows]
+        may = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
+        each, best = np.arange(len(rows)), np.where(may, logits, -np.inf).argmax(axis=1)
+        tokens[rows], chosen[rows] = best, logits[each, best]
+        return bool(may[each, best].all())
 
 
-def steady(step: Step, segments: Segments, slots: Slots, model: Repeats | None) -> Steady | None:
+def steady(step: Step, segments: Segments, slots: Slots, model: Repeats | None, board: MaskBoard) -> Steady | None:
     """What the step, which has run well, tells of the next one; None where that has more to it."""
     slot, count = segments.slot, len(segments.slot)
     if model is None or 24 * count != len(step.segments) or not segments.last.all():
@@ -70,4 +114,5 @@ def steady(step: Step, segments: Segments, slots: Slots, model: Repeats | None) 
     expected = np.frombuffer(step.segments, "<u4").copy()
     expected[5 * count :] = 0  # no new pages
     starts = expected[count : 2 * count]
-    return Steady(slot, pack_u32(slot), slots.last_token.numpy(), batch, expected, starts, left)
+    samples = np.ones(count, np.bool_)
+    return Steady(slot, pack_u32(slot), slots.last_token.numpy(), batch, expected, starts, left, board, samples)
