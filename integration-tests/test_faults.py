@@ -9,14 +9,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.api import Answer, Api, collect_from, native
 from support.models import GROUPED
-from support.processes import frozen, running
+from support.processes import frozen, nudge, running
 from support.prompts import Case, random_case
 from support.raw import send, send_json
 from support.reference import Reference, must_match
@@ -27,6 +27,7 @@ from support.waiting import until
 pytestmark = pytest.mark.timeout(180)
 
 LONG = 1500  # tokens nobody waits for
+ENOUGH = 500  # that no stream is complete while a test looks away
 STREAMS = 6
 AFTER = 3  # events that every stream has had when the fault comes
 
@@ -35,7 +36,7 @@ AFTER = 3  # events that every stream has had when the fault comes
 def survivor(start_for_module: Start, tiny_folder: Path) -> Launcher:
     """A server whose shard is killed again and again."""
     return start_for_module(
-        model=tiny_folder, block_size=8, max_total_tokens=512, max_batch_size=8, max_batch_prefill_tokens=64,
+        model=tiny_folder, block_size=8, max_total_tokens=1024, max_batch_size=8, max_batch_prefill_tokens=64,
         shard_restarts=100,
     ).wait_ready()  # fmt: skip
 
@@ -70,9 +71,28 @@ class Stream:
             return collect_from(self.first, self._events)
 
 
-def streams(client: Api, bodies: list[dict[str, Any]], pool: ThreadPoolExecutor, after: int = AFTER) -> list[Stream]:
-    """Open all of them; each has had its first events."""
-    return [future.result() for future in [pool.submit(Stream, client, body, pool, after) for body in bodies]]
+@contextmanager
+def opened(
+    launcher: Launcher, client: Api, bodies: list[dict[str, Any]], pool: ThreadPoolExecutor, after: int = AFTER
+) -> Iterator[list[Stream]]:
+    """Streams that have had their first events, and a shard that stands still: none is complete, however fast it is."""
+    shard = launcher.shard()
+
+    def begun() -> bool:
+        nudge(shard)
+        return all(future.done() for future in asked)
+
+    with frozen(shard):
+        asked = [pool.submit(Stream, client, body, pool, after) for body in bodies]
+        until(lambda: in_the_house(launcher) == len(bodies), "all streams have begun")
+        until(begun, "each has had its first events")
+        yield [future.result() for future in asked]
+
+
+def in_the_house(launcher: Launcher) -> float:
+    """A frozen shard has two steps to do, and who is not in them waits."""
+    metrics = launcher.metrics()
+    return metrics.value("textgen_sequences_running") + metrics.value("textgen_sequences_waiting")
 
 
 # --- the shard is killed
@@ -80,15 +100,14 @@ def streams(client: Api, bodies: list[dict[str, Any]], pool: ThreadPoolExecutor,
 
 def test_a_killed_shard_does_not_end_the_streams(survivor: Launcher, client: Api, tiny_reference: Reference) -> None:
     random_ = random.Random(9)
-    cases = [random_case(tiny_reference, random_, random_.randint(1, 150), 240) for _ in range(STREAMS)]
+    cases = [long_case(tiny_reference, random_, random_.randint(1, 150), ENOUGH) for _ in range(STREAMS)]
     bodies = [native(case.text, truncate=case.truncate, max_new_tokens=case.max_new_tokens) for case in cases]
     restarts = survivor.metrics().value("textgen_shard_restarts_total")
     first = survivor.shard()
     with ThreadPoolExecutor(STREAMS) as pool:
-        running_streams = streams(client, bodies, pool)
-        os.kill(first, signal.SIGSTOP)  # so that none is complete before the kill
-        assert survivor.metrics().value("textgen_sequences_running") == STREAMS
-        os.kill(first, signal.SIGKILL)
+        with opened(survivor, client, bodies, pool) as running_streams:
+            assert survivor.metrics().value("textgen_sequences_running") == STREAMS
+            os.kill(first, signal.SIGKILL)
         until(lambda: survivor.status("/ready") == 503, "the server says that it is not ready")
         assert survivor.status("/health") == 200
         answers = [future.result() for future in [stream.rest() for stream in running_streams]]
@@ -101,6 +120,14 @@ def test_a_killed_shard_does_not_end_the_streams(survivor: Launcher, client: Api
     survivor.must_run()
 
 
+def long_case(reference: Reference, random_: random.Random, length: int, max_new_tokens: int) -> Case:
+    """One whose answer has all its tokens."""
+    while True:
+        case = random_case(reference, random_, length, max_new_tokens)
+        if len(case.expected.tokens) == max_new_tokens:
+            return case
+
+
 PENALIZED: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.5, "frequency_penalty": 1.0},
     {"seed": 5, "temperature": 0.7, "top_k": 4, "presence_penalty": 2.0, "frequency_penalty": 0.5},
@@ -109,16 +136,16 @@ PENALIZED: tuple[dict[str, Any], ...] = (
 
 def test_penalties_and_draws_go_on_as_they_would_have(survivor: Launcher, client: Api) -> None:
     """Both depend on what was said before the shard died."""
-    text, length = "The cat", 200
+    text, length = "The cat", ENOUGH
     undisturbed = [client.generate(text, max_new_tokens=length, **parameters) for parameters in PENALIZED]
     for parameters, answer in zip(PENALIZED, undisturbed, strict=True):
         unpenalized = {name: value for name, value in parameters.items() if not name.endswith("_penalty")}
         assert answer.tokens != client.generate(text, max_new_tokens=length, **unpenalized).tokens
     bodies = [native(text, max_new_tokens=length, **parameters) for parameters in PENALIZED]
     with ThreadPoolExecutor(len(bodies)) as pool:
-        opened = streams(client, bodies, pool, after=60)
-        os.kill(survivor.shard(), signal.SIGKILL)
-        answers = [future.result() for future in [stream.rest() for stream in opened]]
+        with opened(survivor, client, bodies, pool, after=60) as running_streams:
+            os.kill(survivor.shard(), signal.SIGKILL)
+        answers = [future.result() for future in [stream.rest() for stream in running_streams]]
     for answer, truth in zip(answers, undisturbed, strict=True):
         assert (answer.tokens, answer.text) == (truth.tokens, truth.text)
 
@@ -142,12 +169,6 @@ def test_a_shard_killed_while_a_prompt_is_read_and_requests_that_come_later(
 def check(case: Case, answer: Answer) -> None:
     must_match(answer.tokens, case.expected, str(case))
     assert answer.text == case.expected.text
-
-
-def in_the_house(launcher: Launcher) -> float:
-    """A frozen shard has two steps to do, and who is not in them waits."""
-    metrics = launcher.metrics()
-    return metrics.value("textgen_sequences_running") + metrics.value("textgen_sequences_waiting")
 
 
 @pytest.mark.parametrize("seed", [7])
@@ -211,8 +232,7 @@ def test_too_many_requests_are_told_to_come_back(start: Start, endless: Script) 
     api = Api(launcher.url)
     body = native("Go on", max_new_tokens=LONG)
     with ThreadPoolExecutor(3) as pool:
-        taken = streams(api, [body] * 3, pool)
-        with frozen(launcher.shard()):
+        with opened(launcher, api, [body] * 3, pool) as taken:
             for path, dialect in (("/generate", False), ("/generate_stream", False), ("/v1/completions", True)):
                 refused = send_json(launcher.url, path, body | {"prompt": "Go on", "stream": dialect})
                 assert refused.status == 429
@@ -256,7 +276,7 @@ def busy(start: Start, tiny_folder: Path) -> Callable[..., Launcher]:
     """Starts a small server."""
 
     def begin(**flags: object) -> Launcher:
-        return start(model=tiny_folder, max_total_tokens=512, max_batch_size=4, **flags).wait_ready()
+        return start(model=tiny_folder, max_total_tokens=1024, max_batch_size=4, **flags).wait_ready()
 
     return begin
 
@@ -267,10 +287,10 @@ def test_a_stop_lets_running_requests_finish(
 ) -> None:
     launcher = busy()
     api = Api(launcher.url)
-    case = random_case(tiny_reference, random.Random(1), 12, 150)
+    case = long_case(tiny_reference, random.Random(1), 12, ENOUGH)
     with ThreadPoolExecutor(1) as pool:
-        (stream,) = streams(api, [native(case.text, truncate=case.truncate, max_new_tokens=150)], pool)
-        with frozen(launcher.shard()):
+        body = native(case.text, truncate=case.truncate, max_new_tokens=ENOUGH)
+        with opened(launcher, api, [body], pool) as (stream,):
             os.kill(launcher.pid, number)
             until(lambda: launcher.status("/ready") == 503, "the server drains")
             for path in ("/generate", "/generate_stream"):
@@ -298,12 +318,11 @@ def test_a_stop_of_an_idle_server(busy: Callable[..., Launcher]) -> None:
 def test_a_second_signal_stops_at_once(busy: Callable[..., Launcher]) -> None:
     launcher = busy()
     with ThreadPoolExecutor(1) as pool:
-        (stream,) = streams(Api(launcher.url), [native("Go on", max_new_tokens=400)], pool)
-        os.kill(launcher.shard(), signal.SIGSTOP)  # the request can never finish
-        os.kill(launcher.pid, signal.SIGTERM)
-        until(lambda: launcher.status("/ready") == 503, "the server drains")
-        os.kill(launcher.pid, signal.SIGTERM)
-        assert launcher.wait() == 128 + signal.SIGTERM
+        with opened(launcher, Api(launcher.url), [native("Go on", max_new_tokens=LONG // 2)], pool) as (stream,):
+            os.kill(launcher.pid, signal.SIGTERM)
+            until(lambda: launcher.status("/ready") == 503, "the server drains")
+            os.kill(launcher.pid, signal.SIGTERM)
+            assert launcher.wait() == 128 + signal.SIGTERM
         stream.close()
     until(lambda: not any(running(pid) for pid in launcher.known_shards), "the shard is gone")
     assert launcher.faults() == []
@@ -312,11 +331,11 @@ def test_a_second_signal_stops_at_once(busy: Callable[..., Launcher]) -> None:
 def test_draining_has_an_end(start: Start, endless: Script) -> None:
     launcher = start(model=endless.folder, graceful_termination_timeout=0.1).wait_ready()
     with ThreadPoolExecutor(1) as pool:
-        (stream,) = streams(Api(launcher.url), [native("Go on", max_new_tokens=LONG)], pool)
-        os.kill(launcher.pid, signal.SIGTERM)
+        with opened(launcher, Api(launcher.url), [native("Go on", max_new_tokens=LONG)], pool) as (stream,):
+            os.kill(launcher.pid, signal.SIGTERM)
+            until(lambda: "1 requests were cut off" in launcher.log, "draining ends")
         assert launcher.wait() == 0
         stream.close()
-    assert "1 requests were cut off" in launcher.log
     assert not any(running(pid) for pid in launcher.known_shards)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,13 @@ def frozen(pid: int) -> Iterator[None]:
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def nudge(pid: int, seconds: float = 0.001) -> None:
+    """Lets a frozen process go on for a moment."""
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGSTOP)
 
 
 def _parent(folder: Path) -> int | None:
