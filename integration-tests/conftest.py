@@ -108,6 +108,19 @@ def api(built_in: Launcher) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="session")
+def wild(start_shared: Start, tiny_folder: Path) -> Iterator[Api]:
+    """A client of random weights."""
+    yield from _client(start_shared(model=tiny_folder).wait_ready())
+
+
+@pytest.fixture(params=["built-in", "random"])
+def model(request: pytest.FixtureRequest) -> Api:
+    """The built-in model, and random weights."""
+    client: Api = request.getfixturevalue("api" if request.param == "built-in" else "wild")
+    return client
+
+
+@pytest.fixture(scope="session")
 def strict(start_shared: Start, tiny_folder: Path) -> Launcher:
     return start_shared(model=tiny_folder, payload_limit=LIMIT, max_total_tokens=MOST).wait_ready()
 
