@@ -18,7 +18,7 @@ import pytest
 from support.processes import children, command_line, frozen, running
 from support.prompts import CHATS, PLAIN
 from support.reference import Reference, must_match
-from support.server import environment
+from support.server import UNHURRIED, environment
 from support.waiting import until
 
 from tests.seeds import fresh_rng
@@ -220,7 +220,7 @@ def test_a_loop_runs_many_prompts_and_can_leave_them(tiny_folder: Path) -> None:
 
 def test_a_shard_that_dies_is_replaced_and_the_prompts_go_on(tiny_folder: Path) -> None:
     before = set(shards())
-    with start(tiny_folder, max_model_len=256, log_level="error") as llm:
+    with start(tiny_folder, max_model_len=256, log_level="error", **UNHURRIED) as llm:
         (shard,) = set(shards()) - before
         asked = SamplingParams(temperature=0.8, seed=5, max_tokens=100, ignore_eos=True)
         (expected,) = llm.generate("a b c", asked)

@@ -14,7 +14,7 @@ import pytest
 from support.api import Api, native
 from support.processes import frozen
 from support.raw import send_json
-from support.server import Launcher, Start
+from support.server import UNHURRIED, Launcher, Start
 from support.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
@@ -26,7 +26,7 @@ LONG_TEXT = "A text that is long enough to fill several blocks of the prefix cac
 
 @pytest.fixture(scope="module")
 def server(start_for_module: Start, tiny_folder: Path) -> Iterator[Launcher]:
-    launcher = start_for_module(model=tiny_folder, max_batch_size=2, block_size=8).wait_ready()
+    launcher = start_for_module(model=tiny_folder, max_batch_size=2, block_size=8, **UNHURRIED).wait_ready()
     yield launcher
     assert launcher.faults() == []
 

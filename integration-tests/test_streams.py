@@ -20,7 +20,7 @@ from support.prompts import Case, random_case, words
 from support.raw import connect, events_of, send_json
 from support.reference import Reference, must_match
 from support.scripted import Script
-from support.server import Launcher, Start
+from support.server import UNHURRIED, Launcher, Start
 from support.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
@@ -43,7 +43,7 @@ def tiny(tiny_server: Launcher) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def endless_server(start_for_module: Start, endless: Script) -> Launcher:
-    return start_for_module(model=endless.folder, stream_buffer=256).wait_ready()
+    return start_for_module(model=endless.folder, stream_buffer=256, **UNHURRIED).wait_ready()
 
 
 # --- many at once
@@ -323,7 +323,9 @@ def test_a_reader_that_stalls_is_cut_off_and_delays_nobody(endless_server: Launc
 
 def test_a_reader_that_stalls_keeps_no_place(start: Start, endless: Script) -> None:
     """Neither in the house nor when the server is asked to stop."""
-    server = start(model=endless.folder, max_concurrent_requests=1, slow_reader_timeout=1).wait_ready()
+    server = start(
+        model=endless.folder, max_concurrent_requests=1, slow_reader_timeout=1, **UNHURRIED
+    ).wait_ready()  # fmt: skip
     body = native("Go on", max_new_tokens=1)
     with _stall(server):
         until(lambda: send_json(server.url, "/generate_stream", body).status == 200, "there is room again")
@@ -355,7 +357,7 @@ def _steps(metrics: Metrics) -> float:
 
 def test_prompts_are_cut_for_running_streams(start: Start, tiny_folder: Path, tiny_reference: Reference) -> None:
     """A prompt that one step could hold takes several while a stream runs, once the server knows what steps take."""
-    launcher = start(model=tiny_folder, target_itl_ms=1, max_batch_prefill_tokens=2048).wait_ready()
+    launcher = start(model=tiny_folder, target_itl_ms=1, max_batch_prefill_tokens=2048, **UNHURRIED).wait_ready()
     client = Api(launcher.url)
     random_ = random.Random(3)
     for length in (10, 600, 40, 300, 100, 900, 200, 20, 500, 60, 700, 400):

@@ -26,6 +26,8 @@ STOP_SECONDS = 30.0
 FAULTS = re.compile(
     r"Traceback|panicked|RUST_BACKTRACE|Segmentation fault|Exception in callback|was never (retrieved|awaited)"
 )
+# Steps of the reference path: a few milliseconds, so that a stream is still running when a test looks at it.
+UNHURRIED: dict[str, object] = {"plan": "off"}
 _LISTENING = re.compile(r"listening\W+address\W+([\d.]+:\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _DEFAULTS = {"port": "0", "hostname": "127.0.0.1", "threads": "1"}
