@@ -1,0 +1,1 @@
+"""Kernels for NVIDIA GPUs, compiled where they run (`docs/gpu.md`). Nothing else imports this."""

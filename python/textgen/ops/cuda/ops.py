@@ -1,0 +1,158 @@
+"""The operations of `Ops` by kernels of `csrc/cuda`; what has no kernel for its shape or dtype is the reference's.
+
+Two operations are here that `Ops` has not, because a kernel does in one pass what are several there: `add_rms_norm` and
+`rotate_and_write`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from textgen.models.spec import Activation, GatedActivation
+from textgen.ops import reference
+from textgen.ops.cuda import launches
+from textgen.ops.cuda.device import Device
+from textgen.ops.interface import Attention, CrossLayout, SegmentLayout
+
+
+class CudaOps:
+    """See `Ops`."""
+
+    layer_norm = staticmethod(reference.layer_norm)
+    rotary_table = staticmethod(reference.rotary_table)
+    grouped_linear = staticmethod(reference.grouped_linear)
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        if self._takes(x) and _is_weight(weight, x):
+            rows, out = _as_rows(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            if launches.rms_norm(self._device, rows, weight, eps, out.view(rows.shape), None, None):
+                return out
+        return reference.rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """The norm of x + residual, which goes into `residual`. x, residual [tokens, size], residual contiguous."""
+        if self._takes(x) and residual.is_contiguous() and residual.dtype == x.dtype and _is_weight(weight, x):
+            rows, out = _as_rows(x), torch.empty_like(residual)
+            into = residual.view(rows.shape)
+            if launches.rms_norm(self._device, rows, weight, eps, out.view(rows.shape), into, into):
+                return out
+        return reference.rms_norm(residual.add_(x), weight, eps)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        tables = _tables(cos, sin)
+        if not self._takes(x) or tables is None or tables[0].dtype != x.dtype:
+            return reference.rotate(x, cos, sin)
+        x, out = _by_token(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        width = _rotary_width(x.dtype, [x], tables, [out])
+        head = launches.head_of(x, out, None, True)
+        launches.rotary(self._device, [head], x.dtype, tables, None, len(x), width)
+        return out
+
+    def rotate_and_write(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        tables: tuple[Tensor, Tensor],
+        caches: tuple[Tensor, Tensor],
+        rows: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys [tokens, heads or kv_heads, head_dim], rotated; keys and values are written to their caches
+        at `rows`, as `write_kv` does."""
+        query, key, value = map(_by_token, qkv)
+        halves = _tables(*tables)
+        uniform = all(tensor.dtype == query.dtype for tensor in (key, value, *caches, *tables))
+        if (
+            not self._takes(query)
+            or halves is None
+            or not uniform
+            or not all(cache.is_contiguous() for cache in caches)
+        ):
+            query, key = (reference.rotate(x, *tables) for x in (query, key))
+            reference.write_kv(caches[0], rows, key)
+            reference.write_kv(caches[1], rows, value)
+            return query, key
+        outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key)]
+        width = _rotary_width(query.dtype, [query, key, value], halves, [*outs, *caches])
+        heads = [
+            launches.head_of(query, outs[0], None, True),
+            launches.head_of(key, outs[1], caches[0], True),
+            launches.head_of(value, None, caches[1], False),
+        ]
+        launches.rotary(self._device, heads, query.dtype, halves, rows, len(query), width)
+        return outs[0], outs[1]
+
+    def activate(self, x: Tensor, kind: Activation) -> Tensor:
+        if not self._takes(x):
+            return reference.activate(x, kind)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows = out.view(-1, x.shape[-1])
+        launches.activate(self._device, _contiguous_rows(x.reshape(rows.shape)), kind, False, rows)
+        return out
+
+    def activate_gated(self, gate_up: Tensor, kind: GatedActivation) -> Tensor:
+        if not self._takes(gate_up) or gate_up.dim() != 2:
+            return reference.activate_gated(gate_up, kind)
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        launches.activate(self._device, _contiguous_rows(gate_up), kind, True, out)
+        return out
+
+    def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor) -> None:
+        if not self._takes(new) or cache.dtype != new.dtype or not cache.is_contiguous():
+            reference.write_kv(cache, rows, new)
+            return
+        new = _by_token(new)
+        width = launches.width_of(new.dtype, [new.shape[-1], new.stride(0)], [new, cache])
+        head = launches.head_of(new, None, cache, False)
+        launches.rotary(self._device, [head], new.dtype, None, rows, len(new), width)
+
+    def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+        if not self._device.holds(cache) or not cache.is_contiguous() or not cache.numel() or not len(sources):
+            reference.copy_blocks(cache, sources, targets)
+            return
+        held = cache.new_empty(len(sources), *cache.shape[1:])
+        launches.copy_rows(self._device, cache, held, sources, None, len(sources))
+        launches.copy_rows(self._device, held, cache, None, targets, len(sources))
+
+    def attention(self, layout: SegmentLayout, window: int | None, like: Tensor) -> Attention:
+        return reference.attention(layout, window, like)
+
+    def cross_attention(self, layout: CrossLayout, like: Tensor) -> Attention:
+        return reference.cross_attention(layout, like)
+
+    def _takes(self, x: Tensor) -> bool:
+        return x.dtype in launches.DTYPES and x.numel() > 0 and self._device.holds(x)
+
+
+def _is_weight(weight: Tensor | None, x: Tensor) -> bool:
+    return weight is None or (weight.dim() == 1 and weight.is_contiguous() and weight.dtype in (x.dtype, torch.float32))
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """[outer, inner, size] whose last dimension is contiguous: a view where the strides allow."""
+    x = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _contiguous_rows(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """[tokens, heads, dim] whose heads lie one behind the other."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _tables(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor] | None:
+    """[tokens, dim] each; None: not one row a token, as `rotary_table` gives them."""
+    if cos.dim() != 3 or cos.shape[1] != 1 or cos.shape != sin.shape:
+        return None
+    return cos[:, 0].contiguous(), sin[:, 0].contiguous()
+
+
+def _rotary_width(dtype: torch.dtype, heads: list[Tensor], tables: tuple[Tensor, Tensor], others: list[Tensor]) -> int:
+    half = tables[0].shape[-1] // 2
+    sizes = [half, *(x.shape[-1] for x in heads), *(x.stride(0) for x in heads)]
+    return launches.width_of(dtype, sizes, [*heads, *tables, *others])

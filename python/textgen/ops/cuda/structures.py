@@ -1,0 +1,47 @@
+"""The parameters of kernels as they lie in memory: the structures of `csrc/cuda`, which say what each field means."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+
+
+class RmsNorm(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "residual", "sum", "weight", "weight32", "out")),
+        *((name, c_int64) for name in ("rows", "inner", "outer_stride", "inner_stride")),
+        ("eps", c_float),
+    ]
+
+
+class Activate(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "out")),
+        *((name, c_int64) for name in ("rows", "size", "stride")),
+        *((name, c_float) for name in ("alpha", "limit")),
+    ]
+
+
+class Head(Structure):
+    _fields_ = [
+        ("x", c_void_p),
+        ("stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("cache", c_void_p),
+        *((name, c_int32) for name in ("heads", "head_dim", "rotated", "reserved")),
+    ]
+
+
+class Rotary(Structure):
+    _fields_ = [
+        *((name, Head) for name in ("query", "key", "value")),
+        *((name, c_void_p) for name in ("cos", "sin", "slots")),
+        ("tokens", c_int64),
+    ]
+
+
+class CopyRows(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("from_", "to", "sources", "targets")),
+        *((name, c_int64) for name in ("rows", "units")),
+    ]
