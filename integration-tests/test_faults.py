@@ -212,6 +212,28 @@ def test_everything_at_once(seed: int, start: Start, tiny_folder: Path, tiny_ref
     client.close()
 
 
+def test_a_shard_that_hangs_is_replaced_and_streams_go_on(
+    start: Start, tiny_folder: Path, tiny_reference: Reference
+) -> None:
+    launcher = start(
+        model=tiny_folder, max_total_tokens=1024, shard_step_timeout=1, shard_termination_timeout=0.2
+    ).wait_ready()  # fmt: skip
+    client = Api(launcher.url)
+    random_ = random.Random(12)
+    cases = [long_case(tiny_reference, random_, 30, ENOUGH) for _ in range(2)]
+    bodies = [native(case.text, truncate=case.truncate, max_new_tokens=ENOUGH) for case in cases]
+    first = launcher.shard()
+    with ThreadPoolExecutor(len(cases)) as pool:
+        with opened(launcher, client, bodies, pool) as opened_streams:
+            until(lambda: not running(first), "the shard that stands still is ended")
+        answers = [future.result() for future in [stream.rest() for stream in opened_streams]]
+    for case, answer in zip(cases, answers, strict=True):
+        must_match(answer.tokens, case.expected, str(case))
+    assert "has not answered a step for 1 s" in launcher.log
+    assert launcher.shard() != first
+    client.close()
+
+
 def test_a_shard_that_dies_again_and_again(start: Start, tiny_folder: Path) -> None:
     launcher = start(model=tiny_folder, shard_restarts=2, max_total_tokens=64).wait_ready()
     for number in range(3):

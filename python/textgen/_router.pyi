@@ -50,6 +50,11 @@ class Router:
         or any other of its kind.
         """
 
+    def wait_lost(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds until the router has no more use for the attached shard: its link closed, it
+        broke the protocol, or a step took longer than `shard_step_timeout`. False when time is up.
+        """
+
     def status(self) -> str:
         """`starting`, `ready`, `recovering`, `draining` or `stopped`."""
 

@@ -16,7 +16,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use crate::http::library::{self, Reply, Task};
 use crate::server::{Server, StartError};
 use crate::settings::Settings;
-use crate::shard::engine::NoHello;
+use crate::shard::engine::{Lost, NoHello};
 use crate::shard::handle::EngineStatus;
 use crate::shard::protocol::Hello;
 
@@ -29,6 +29,7 @@ const ATTENTION: Duration = Duration::from_millis(100);
 struct Router {
     server: Server,
     hello: Mutex<Option<oneshot::Receiver<Result<Hello, NoHello>>>>,
+    lost: Mutex<Option<Lost>>,
 }
 
 #[pymethods]
@@ -38,7 +39,7 @@ impl Router {
         let settings: Settings = serde_json::from_str(settings)
             .map_err(|error| PyValueError::new_err(format!("the router's settings cannot be read: {error}")))?;
         let server = py.detach(|| Server::start(settings)).map_err(start_error)?;
-        Ok(Self { server, hello: Mutex::new(None) })
+        Ok(Self { server, hello: Mutex::new(None), lost: Mutex::new(None) })
     }
 
     #[getter]
@@ -53,8 +54,10 @@ impl Router {
 
     fn attach_shard(&self, py: Python<'_>, socket_fd: RawFd, memory_fd: RawFd, ops_socket: PathBuf) -> PyResult<()> {
         let (socket, memory) = (duplicate(socket_fd)?, duplicate(memory_fd)?);
-        let hello = py.detach(|| self.server.attach(socket, memory, ops_socket)).map_err(PyRuntimeError::new_err)?;
+        let (hello, lost) =
+            py.detach(|| self.server.attach(socket, memory, ops_socket)).map_err(PyRuntimeError::new_err)?;
         *self.hello.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello);
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(lost);
         Ok(())
     }
 
@@ -78,6 +81,17 @@ impl Router {
                 Ok(None)
             }
         }
+    }
+
+    fn wait_lost(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds(timeout)?;
+        let Some(mut lost) = self.lost.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(true) };
+        let waited = py.detach(|| {
+            self.server.block_on(async move { (tokio::time::timeout(timeout, &mut lost).await.is_ok(), lost) })
+        });
+        let Some((is_lost, lost)) = waited else { return Ok(true) };
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(lost).filter(|_| !is_lost);
+        Ok(is_lost)
     }
 
     fn status(&self) -> &'static str {

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::metrics::observer::MetricsObserver;
 use crate::output::Parsers;
 use crate::settings::Settings;
-use crate::shard::engine::{Attachment, Control, Engine, EngineConfig, NoHello};
+use crate::shard::engine::{Attachment, Control, Engine, EngineConfig, Lost, NoHello};
 use crate::shard::handle::{EngineHandle, EngineStatus};
 use crate::shard::protocol::Hello;
 use crate::traces::Traces;
@@ -149,7 +149,7 @@ impl Server {
         self.lock().as_ref().map(|threads| self.library.calls(threads.http.handle().clone()))
     }
 
-    /// Gives the engine a shard; what comes back receives the shard's first words.
+    /// Gives the engine a shard; what comes back receives the shard's first words, and is told when the engine has lost it.
     ///
     /// # Errors
     /// When the engine has ended.
@@ -158,12 +158,13 @@ impl Server {
         socket: OwnedFd,
         memory: OwnedFd,
         ops_socket: PathBuf,
-    ) -> Result<oneshot::Receiver<Result<Hello, NoHello>>, &'static str> {
+    ) -> Result<(oneshot::Receiver<Result<Hello, NoHello>>, Lost), &'static str> {
         let (greeted, hello) = oneshot::channel();
+        let (held, lost) = oneshot::channel();
         self.shard_ops.send_replace(Some(ops_socket));
-        let attachment = Control::Attach(Attachment { socket, memory, greeted });
+        let attachment = Control::Attach(Attachment { socket, memory, greeted, held });
         self.control.blocking_send(attachment).map_err(|_| "the engine has ended")?;
-        Ok(hello)
+        Ok((hello, lost))
     }
 
     /// The engine's state.
@@ -268,6 +269,7 @@ fn engine_config(settings: &Settings) -> EngineConfig {
         max_passes: settings.max_passes,
         longest_prefix_first: settings.longest_prefix_first,
         max_shard_failures: settings.max_shard_failures,
+        step_timeout: Duration::try_from_secs_f64(settings.shard_step_timeout).ok().filter(|limit| !limit.is_zero()),
     }
 }
 

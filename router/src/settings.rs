@@ -95,6 +95,8 @@ pub struct Settings {
     pub header_timeout: u32,
     /// Times a request may be in flight while the shard dies before it is failed.
     pub max_shard_failures: u32,
+    /// Seconds that a step may take before its shard counts as hung; 0 is any time.
+    pub shard_step_timeout: f64,
     /// Sequences that may wait beyond those that run at once; `None` leaves it to `max_concurrent_requests`.
     pub max_queue_size: Option<usize>,
     /// Expected tokens that may wait beyond those that the KV pool holds; `None` is no limit.

@@ -18,7 +18,7 @@ use support::mock_shard::{self, MockConfig, continuation};
 use support::seed::fresh_rng;
 use textgen_router::request::{SamplingParams, Standing, ValidRequest};
 use textgen_router::scheduler::{CacheKey, Plan, Stats};
-use textgen_router::shard::engine::{Attachment, Control, Engine, EngineConfig, NoHello};
+use textgen_router::shard::engine::{Attachment, Control, Engine, EngineConfig, Lost, NoHello};
 use textgen_router::shard::handle::{EngineError, EngineHandle, EngineStatus, Event, Finish, Generation, PromptScore};
 use textgen_router::shard::observer::{EngineObserver, StepReport};
 use textgen_router::shard::protocol::{Hello, VERSION};
@@ -61,6 +61,10 @@ struct House {
 
 impl House {
     fn new(stream_buffer: usize) -> Self {
+        Self::impatient(stream_buffer, None)
+    }
+
+    fn impatient(stream_buffer: usize, step_timeout: Option<Duration>) -> Self {
         let (control, commands) = mpsc::channel(4);
         let (published, status) = watch::channel(EngineStatus::Starting);
         let (handle, inbox) = EngineHandle::new(256, status.clone(), stream_buffer);
@@ -75,6 +79,7 @@ impl House {
             max_passes: 16,
             longest_prefix_first: false,
             max_shard_failures: 2,
+            step_timeout,
         };
         let engine = Engine::new(config, inbox, commands, published, Box::new(recorder.clone()));
         tokio::spawn(engine.run());
@@ -95,11 +100,17 @@ impl House {
     }
 
     async fn attach(&self, config: MockConfig) -> Result<Hello, NoHello> {
+        self.attach_watched(config).await.0
+    }
+
+    /// Also what ends when the engine loses the shard.
+    async fn attach_watched(&self, config: MockConfig) -> (Result<Hello, NoHello>, Lost) {
         let shard = mock_shard::start(config);
         let (greeted, hello) = oneshot::channel();
-        let attachment = Attachment { socket: shard.socket, memory: shard.memory, greeted };
+        let (held, lost) = oneshot::channel();
+        let attachment = Attachment { socket: shard.socket, memory: shard.memory, greeted, held };
         self.control.send(Control::Attach(attachment)).await.unwrap();
-        hello.await.unwrap()
+        (hello.await.unwrap(), lost)
     }
 
     async fn reaches(&self, wanted: EngineStatus) {
@@ -328,9 +339,10 @@ async fn a_shard_of_another_release_is_refused_for_good() {
     }
     let shard = mock_shard::start(MockConfig::default());
     let (greeted, hello) = oneshot::channel();
+    let (held, _) = oneshot::channel();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     drop(theirs);
-    let attachment = Attachment { socket: ours.into(), memory: shard.memory, greeted };
+    let attachment = Attachment { socket: ours.into(), memory: shard.memory, greeted, held };
     house.control.send(Control::Attach(attachment)).await.unwrap();
     assert!(matches!(hello.await.unwrap(), Err(NoHello::Lost(_))));
     house.attach(MockConfig::default()).await.unwrap();
@@ -440,6 +452,24 @@ async fn a_deadline_ends_what_runs_and_what_waits() {
     let running = house.submit_as(request(vec![3], 5), standing, 1).unwrap().remove(0);
     assert_eq!(collect(running).await, Err(EngineError::Timeout));
     house.empties().await;
+}
+
+#[tokio::test]
+async fn a_shard_that_hangs_is_given_up_and_its_requests_go_on() {
+    let house = House::impatient(64, Some(Duration::from_millis(200)));
+    let (hello, mut lost) =
+        house.attach_watched(MockConfig { silent_from_step: Some(6), ..MockConfig::default() }).await;
+    hello.unwrap();
+    let prompt = vec![3, 1, 4];
+    let running = house.submit(request(prompt.clone(), 30)).unwrap();
+    assert!(lost.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty), "it is held");
+    lost.await.unwrap_err();
+    house.reaches(EngineStatus::Recovering).await;
+    house.attach(MockConfig::default()).await.unwrap();
+    assert_eq!(collect(running).await, Ok((continuation(&prompt, 30), Finish::Length)));
+    // One with nothing to do does not hang.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(*house.status.borrow(), EngineStatus::Ready);
 }
 
 #[tokio::test]

@@ -54,6 +54,7 @@ class FakeRouter:
         self.idle = threading.Event()
         self.draining = threading.Event()
         self.memory_sizes: list[int] = []
+        self.given_up = threading.Event()
         self._link: socket.socket | None = None
 
     def attach_shard(self, socket_fd: int, memory_fd: int, ops_socket: str) -> None:
@@ -61,6 +62,7 @@ class FakeRouter:
         if self._link is not None:
             self._link.close()
         self._link = socket.socket(fileno=os.dup(socket_fd))
+        self.given_up.clear()
         self.attached.release()
 
     def wait_ready(self, timeout: float) -> str | None:
@@ -78,6 +80,10 @@ class FakeRouter:
             raise ValueError("the shard speaks version 9")
         return HELLO
 
+    def wait_lost(self, timeout: float) -> bool:
+        """The link itself is not watched: a shard that ends is seen to."""
+        return self.given_up.wait(min(timeout, 0.05))
+
     def tell(self, code: int) -> None:
         """Make the shard end with this code."""
         assert self._link is not None
@@ -92,6 +98,7 @@ class FakeRouter:
 
     def stop(self) -> None:
         self.stopped = True
+        self.given_up.set()
         if self._link is not None:
             self._link.close()
 

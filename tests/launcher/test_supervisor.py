@@ -178,6 +178,24 @@ def test_a_shard_that_dropped_its_link_but_lives_is_ended(tmp_path: Path) -> Non
     assert not server.shards[0].alive()
 
 
+def test_a_shard_that_the_router_gives_up_is_ended_and_replaced(tmp_path: Path) -> None:
+    server = Server(tmp_path, READY, shard_seconds=0.1)
+
+    def act() -> None:
+        await_one(server.ready)
+        await_one(server.router.attached)
+        os.kill(server.shards[0].pid, signal.SIGSTOP)
+        server.router.given_up.set()
+        await_one(server.router.attached)
+        server.router.idle.set()
+        ask()
+
+    assert server.run(act) == 0
+    assert len(server.shards) == 2
+    assert not server.shards[0].alive()
+    assert f"shard {server.shards[0].pid} died (killed by SIGKILL)" in server.lines
+
+
 @pytest.mark.parametrize("before", [(), (READY,)], ids=["first", "after a death"])
 def test_a_shard_that_the_router_refuses_is_not_started_again(before: tuple[str, ...], tmp_path: Path) -> None:
     server = Server(tmp_path, *before, FOREIGN)

@@ -27,7 +27,7 @@ pub fn run(options: &Options) -> Outcome {
     let (socket, theirs) = UnixStream::pair()?;
     let mut shard = spawn_shard(options, theirs.into())?;
     let memory = rustix::fs::memfd_create("none", MemfdFlags::CLOEXEC)?;
-    let hello = server.attach(socket.into(), memory, PathBuf::from("/nowhere"))?;
+    let (hello, _lost) = server.attach(socket.into(), memory, PathBuf::from("/nowhere"))?;
     server.block_on(hello).ok_or("the engine ended")???;
     println!(
         "{}",

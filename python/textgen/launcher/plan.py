@@ -58,8 +58,9 @@ class Plan:
             "target_itl_ms", "prefix_caching", "stream_buffer",
             "response_store_bytes", "response_store_time", "async_tools_timeout",
             "slow_reader_timeout", "max_connections", "header_timeout",
-            "max_shard_failures", "max_queue_size", "max_queue_tokens", "max_requests_per_key", "max_tokens_per_key",
-            "max_request_timeout", "priority_ageing", "max_passes", "longest_prefix_first",
+            "max_shard_failures", "shard_step_timeout",
+            "max_queue_size", "max_queue_tokens", "max_requests_per_key", "max_tokens_per_key", "max_request_timeout",
+            "priority_ageing", "max_passes", "longest_prefix_first",
             "tool_call_parser", "reasoning_parser",
             "disable_grammar_support", "grammar_compile_timeout_ms", "grammar_max_bytes", "grammar_cache_mb",
         )  # fmt: skip

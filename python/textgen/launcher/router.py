@@ -33,6 +33,10 @@ class Router(Protocol):
         """
         ...
 
+    def wait_lost(self, timeout: float) -> bool:
+        """Whether, within so many seconds, the router has lost the shard or given it up."""
+        ...
+
     def in_flight(self) -> int:
         """Requests accepted and not yet answered."""
         ...

@@ -397,6 +397,11 @@ class Settings:
         integer(0, 1000), 5, "Times within 10 minutes that a dead shard is started again before giving up.", group=LIFE
     )
 
+    shard_step_timeout: float = setting(
+        seconds, 600.0,
+        "Seconds that one step of the shard may take before it counts as hung and is started again; 0 is any time.",
+        group=LIFE, default="600", metavar="SECONDS",
+    )  # fmt: skip
     shard_termination_timeout: float = setting(
         seconds, 5.0, "Seconds that a shard gets to end when it is not needed any more; then it is killed.",
         group=LIFE, default="5", metavar="SECONDS",

@@ -20,6 +20,7 @@ from textgen.launcher.signals import forwarded
 WINDOW = 600.0  # seconds over which restarts are counted
 LONGEST_PAUSE = 30.0
 POLL = 0.5
+WATCH = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,14 @@ class Supervisor:
                 return
             if hello is not None:
                 self._events.put(Ready(shard, hello))
+                self._await_loss(router, shard)
+                return
+
+    def _await_loss(self, router: Router, shard: ShardProcess) -> None:
+        """A shard that the router has given up may not know it: one that hangs does not hear the end of its link."""
+        while shard.alive():
+            if router.wait_lost(WATCH):
+                shard.finish(self._shard_seconds)
                 return
 
     def _on_ready(self, router: Router, hello: str) -> None:

@@ -1,6 +1,7 @@
 //! A connected shard: its link, its shared memory, and the steps it has not answered.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -87,8 +88,12 @@ pub(super) struct Connection {
     /// Where grammar masks are written; `None` for a shard that takes none.
     pub(super) masks: Option<MaskBoard>,
     greeter: Option<oneshot::Sender<Result<Hello, NoHello>>>,
+    /// Its end tells the shard's owner that the shard is lost.
+    _held: oneshot::Sender<Infallible>,
     vocab_size: u32,
     flights: VecDeque<Flight>,
+    /// When the shard began with the first of them.
+    begun: Instant,
 }
 
 impl Connection {
@@ -99,8 +104,10 @@ impl Connection {
             memory: None,
             masks: None,
             greeter: Some(attachment.greeted),
+            _held: attachment.held,
             vocab_size: 0,
             flights: VecDeque::new(),
+            begun: Instant::now(),
         })
     }
 
@@ -127,6 +134,11 @@ impl Connection {
         }
     }
 
+    /// How long the shard has been at a step.
+    pub(super) fn running_for(&self) -> Option<Duration> {
+        self.flights.front().map(|_| self.begun.elapsed())
+    }
+
     /// Notes a step that is on its way, planned since `began`.
     pub(super) fn sent(&mut self, plan: &Plan, live: &LiveRequests, began: Instant) {
         let notes = plan.segments.iter().map(|segment| {
@@ -144,10 +156,14 @@ impl Connection {
                 scored: segment.prompt_logprobs.then_some((start, count, prompt_top_n)),
             }
         });
+        let sent = Instant::now();
+        if self.flights.is_empty() {
+            self.begun = sent;
+        }
         self.flights.push_back(Flight {
             step: plan.step,
             notes: notes.collect(),
-            sent: Instant::now(),
+            sent,
             plan: began.elapsed(),
             prefill: plan.segments.iter().any(|segment| !segment.last),
             failed: Vec::new(),
@@ -167,6 +183,7 @@ impl Connection {
 
     pub(super) fn drop_flight(&mut self, step: StepId) -> Result<Flight, ProtocolError> {
         let flight = self.flights.pop_front().filter(|flight| flight.step == step);
+        self.begun = Instant::now();
         flight.ok_or_else(|| ProtocolError::Invalid(format!("the shard answers step {step} out of turn")))
     }
 

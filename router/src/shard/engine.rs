@@ -5,10 +5,12 @@ mod answers;
 mod attachment;
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::connection::Connection;
 use super::frames;
@@ -46,6 +48,8 @@ pub struct EngineConfig {
     pub longest_prefix_first: bool,
     /// Shards that may die under a request before it is failed.
     pub max_shard_failures: u32,
+    /// A step that takes longer has hung, and its shard with it; none does without it.
+    pub step_timeout: Option<Duration>,
 }
 
 /// A shard to talk to.
@@ -57,7 +61,12 @@ pub struct Attachment {
     pub memory: OwnedFd,
     /// Told what the shard said first, or why it said nothing.
     pub greeted: oneshot::Sender<Result<Hello, NoHello>>,
+    /// Dropped as soon as the engine has no more use for the shard.
+    pub held: oneshot::Sender<Infallible>,
 }
+
+/// Ends, always with an error, when the engine has lost the shard.
+pub type Lost = oneshot::Receiver<Infallible>;
 
 /// Why no hello came that is of use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -74,7 +83,7 @@ impl From<&LinkError> for NoHello {
     fn from(error: &LinkError) -> Self {
         match error {
             LinkError::Protocol(error) => Self::Refused(error.to_string()),
-            LinkError::Closed | LinkError::Io(_) => Self::Lost(error.to_string()),
+            LinkError::Closed | LinkError::Io(_) | LinkError::Hung(_) => Self::Lost(error.to_string()),
         }
     }
 }
@@ -156,6 +165,7 @@ impl Engine {
 
     /// Runs until it is told to stop or its owner is gone. Every request that is left then fails with `Stopped`.
     pub async fn run(mut self) {
+        let mut rounds = self.config.step_timeout.map(rounds);
         loop {
             self.forget_cancelled();
             self.expire();
@@ -184,6 +194,7 @@ impl Engine {
                 }
                 () = self.inbox.cancelled.added() => {}
                 () = reach(due) => {}
+                () = next(rounds.as_mut()) => self.look_for_a_hung_step(),
             }
         }
         self.end().await;
@@ -404,6 +415,22 @@ fn enqueue_search(scheduler: &mut Scheduler, search: NewBeams, max_top_n: u32) -
         ));
     }
     scheduler.enqueue_beams(search).map_err(|refusal| refusal.to_string())
+}
+
+/// When to look whether a step has hung: often enough that it is seen in time, and no timer is set for each step.
+fn rounds(timeout: Duration) -> Interval {
+    let mut rounds = interval((timeout / 4).clamp(Duration::from_millis(20), Duration::from_secs(10)));
+    rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    rounds
+}
+
+async fn next(rounds: Option<&mut Interval>) {
+    match rounds {
+        Some(rounds) => {
+            rounds.tick().await;
+        }
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits for an instant; for ever when there is none.

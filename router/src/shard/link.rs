@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use tokio::io::Interest;
@@ -19,6 +20,9 @@ pub enum LinkError {
     /// The socket failed.
     #[error("the connection to the shard failed: {0}")]
     Io(#[from] io::Error),
+    /// A step is not answered.
+    #[error("the shard has not answered a step for {} s; where steps can take longer, raise --shard-step-timeout", .0.as_secs_f64())]
+    Hung(Duration),
     /// The shard broke the protocol.
     #[error("the shard broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),

@@ -68,6 +68,7 @@ pub fn settings() -> Settings {
         max_connections: 64,
         header_timeout: 30,
         max_shard_failures: 3,
+        shard_step_timeout: 300.0,
         max_queue_size: None,
         max_queue_tokens: None,
         max_requests_per_key: None,

@@ -63,6 +63,16 @@ impl Engine {
         Ok(())
     }
 
+    /// A shard that does not end a step will not end another: it is given up, and its owner ends it.
+    pub(super) fn look_for_a_hung_step(&mut self) {
+        let taken = self.shard.as_ref().and_then(Connection::running_for);
+        if let Some((taken, limit)) = taken.zip(self.config.step_timeout)
+            && taken > limit
+        {
+            self.lose_shard(&LinkError::Hung(limit));
+        }
+    }
+
     /// The shard is gone: all that ran waits again, unless it was there too often when a shard died.
     pub(super) fn lose_shard(&mut self, error: &LinkError) {
         let greeted = self.shard.take().is_some_and(|shard| shard.lost(error));
