@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from textgen.ops import AttentionForm
+from textgen.ops.cuda import attention
 from textgen.ops.cuda.nvrtc import CompileError, Nvrtc, resources_of
 from textgen.ops.cuda.source import Binary, Source
 
 ELF = b"\x7fELF"
+PLAIN = AttentionForm(1.0)
+EVERY = AttentionForm(1.0, 2.0, torch.zeros(1), torch.zeros(1), torch.zeros(1, 1))
 
 
 def norm(dtype: str, size: int, width: int, threads: int) -> Source:
     return Source.of("rms_norm", T=dtype, SIZE=size, WIDTH=width, ROW_THREADS=threads)
+
+
+def decode(dtype: torch.dtype, dim: int, group: int, form: AttentionForm = PLAIN) -> Source:
+    return attention.decode_source(torch.empty(1, group, dim, dtype=dtype), form, 16, group)
 
 
 # Source, and the registers that let a multiprocessor hold as many threads as the kernel is made for.
@@ -29,6 +38,13 @@ PROMISES = [
     (Source.of("rotary", T="float", WIDTH=1, DIM=20), 96),
     (Source.of("copy_rows", UNIT=16), 64),
     (Source.of("copy_rows", UNIT=1), 64),
+    # Three blocks and more on a multiprocessor up to four heads, two with more.
+    (decode(torch.bfloat16, 128, 1), 128),
+    (decode(torch.bfloat16, 128, 4), 168),
+    (decode(torch.float16, 128, 8), 255),
+    (decode(torch.bfloat16, 64, 8, EVERY), 255),
+    (decode(torch.bfloat16, 80, 4), 168),
+    (decode(torch.float16, 256, 8), 255),
 ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from textgen.models.spec import Activation, GatedActivation
 from textgen.ops import reference
 from textgen.ops.cuda import launches
+from textgen.ops.cuda.attention import CudaAttention
 from textgen.ops.cuda.device import Device
 from textgen.ops.interface import Attention, CrossLayout, SegmentLayout
 
@@ -117,7 +118,7 @@ class CudaOps:
         launches.copy_rows(self._device, held, cache, None, targets, len(sources))
 
     def attention(self, layout: SegmentLayout, window: int | None, like: Tensor) -> Attention:
-        return reference.attention(layout, window, like)
+        return CudaAttention(self._device, layout, window, like)
 
     def cross_attention(self, layout: CrossLayout, like: Tensor) -> Attention:
         return reference.cross_attention(layout, like)

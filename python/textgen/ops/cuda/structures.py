@@ -45,3 +45,13 @@ class CopyRows(Structure):
         *((name, c_void_p) for name in ("from_", "to", "sources", "targets")),
         *((name, c_int64) for name in ("rows", "units")),
     ]
+
+
+class Attention(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("query", "keys", "values", "out", "tables", "work")),
+        *((name, c_void_p) for name in ("slopes", "biases", "sinks", "partial", "state")),
+        *((name, c_int64) for name in ("query_stride", "table_stride")),
+        *((name, c_int32) for name in ("heads", "kv_heads", "splits", "chunk", "window", "distances")),
+        *((name, c_float) for name in ("scale", "soft_cap")),
+    ]

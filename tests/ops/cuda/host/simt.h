@@ -71,6 +71,14 @@ INTRINSIC Value atomicAdd(Value* at, Value x) {
     *at += x;
     return was;
 }
+template <class Value>
+INTRINSIC Value min(Value a, Value b) {
+    return b < a ? b : a;
+}
+template <class Value>
+INTRINSIC Value max(Value a, Value b) {
+    return a < b ? b : a;
+}
 INTRINSIC float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 INTRINSIC float float_of_bits(u32 bits) {

@@ -1,0 +1,76 @@
+"""Paged attention by the kernels for GPUs equals the reference on random layouts, in a cache that is otherwise NaN."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from textgen.ops import AttentionForm
+from textgen.ops.cuda.ops import CudaOps
+
+from ..cpu.guarded import guarded
+from ..cpu.test_attention import Case, forms
+from .host_device import HostDevice
+
+HALVES = (torch.bfloat16, torch.float16)
+WITHIN = {torch.float32: 2e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
+
+
+def segments(rng: random.Random, count: int, longest: int) -> list[tuple[int, int]]:
+    return [(rng.choice([0, 1, 31, 64, longest]), rng.choice([1, 1, 1, 2, 19])) for _ in range(count)]
+
+
+def attended(ops: CudaOps, case: Case) -> Tensor:
+    keys, values = guarded(case.keys), guarded(case.values)
+    query = guarded(case.query).view(-1, case.heads, case.dim)
+    return ops.attention(case.layout, case.window, keys)(query, case.new_keys, case.new_values, keys, values, case.form)
+
+
+def check(ops: CudaOps, case: Case) -> None:
+    """No farther from the exact result than its numbers are apart, or weights that were rounded to the dtype."""
+    within = WITHIN[case.keys.dtype]
+    torch.testing.assert_close(attended(ops, case).float(), case.expected(torch.float32), rtol=within, atol=within)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("share", [1, 3, 8])
+def test_single_tokens(rng: random.Random, device: HostDevice, ops: CudaOps, dim: int, share: int) -> None:
+    dtype, kv_heads, block = rng.choice([torch.float32, *HALVES]), rng.randint(1, 2), rng.choice([1, 16, 60])
+    tokens = [(start, 1) for start, _ in segments(rng, rng.randint(1, 4), 300)]
+    window = rng.choice([None, None, 1, 70])
+    check(ops, Case(rng, dtype, (kv_heads * share, kv_heads), (dim, dim), tokens, block, AttentionForm(0.2), window))
+    assert device.launches in (["attention_decode"], ["attention_decode", "attention_combine"])
+
+
+@pytest.mark.parametrize("kind", forms(1))
+def test_forms(rng: random.Random, device: HostDevice, ops: CudaOps, kind: str) -> None:
+    heads, window = rng.choice([(4, 4), (9, 3), (12, 1)]), rng.choice([None, 5, 70])
+    dtype = rng.choice([torch.float32, *HALVES])
+    check(ops, Case(rng, dtype, heads, (64, 64), segments(rng, 3, 150), 16, forms(heads[0])[kind], window))
+    assert device.launches
+
+
+@pytest.mark.parametrize("kind", ["plain", "sinks"])
+def test_a_long_context_is_cut_into_parts(rng: random.Random, device: HostDevice, ops: CudaOps, kind: str) -> None:
+    """Beside a short one, all parts of which but the first are empty."""
+    case = Case(rng, torch.bfloat16, (4, 1), (64, 64), [(1100, 1), (3, 1)], 16, forms(4)[kind], rng.choice([None, 700]))
+    check(ops, case)
+    assert device.launches == ["attention_decode", "attention_combine"]
+
+
+def test_how_a_context_is_cut_changes_only_rounding(rng: random.Random, device: HostDevice, ops: CudaOps) -> None:
+    case = Case(rng, torch.float32, (2, 2), (128, 128), [(900, 1)], 16, AttentionForm(0.1), None)
+    results = []
+    for device.processors in (1, 2, 100):
+        results.append(attended(ops, case))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_latent_heads_are_left_to_the_reference(rng: random.Random, device: HostDevice, ops: CudaOps) -> None:
+    case = Case(rng, torch.float32, (4, 1), (72, 40), [(0, 9), (30, 1)], 16, AttentionForm(0.1), None)
+    check(ops, case)
+    assert not device.launches
