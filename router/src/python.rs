@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 use crate::http::library::{self, Reply, Task};
 use crate::server::{Server, StartError};
 use crate::settings::Settings;
-use crate::shard::engine::{Lost, NoHello};
+use crate::shard::engine::{Greeting, Lost, NoHello};
 use crate::shard::handle::EngineStatus;
 use crate::shard::protocol::Hello;
 
@@ -28,7 +27,7 @@ const ATTENTION: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Router {
     server: Server,
-    hello: Mutex<Option<oneshot::Receiver<Result<Hello, NoHello>>>>,
+    hello: Mutex<Option<Greeting>>,
     lost: Mutex<Option<Lost>>,
 }
 

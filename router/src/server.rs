@@ -23,9 +23,8 @@ use crate::metrics::Metrics;
 use crate::metrics::observer::MetricsObserver;
 use crate::output::Parsers;
 use crate::settings::Settings;
-use crate::shard::engine::{Attachment, Control, Engine, EngineConfig, Lost, NoHello};
+use crate::shard::engine::{Attachment, Control, Engine, EngineConfig, Greeting, Lost};
 use crate::shard::handle::{EngineHandle, EngineStatus};
-use crate::shard::protocol::Hello;
 use crate::traces::Traces;
 
 /// Orders that may wait for the engine: an owner gives few, one after the other.
@@ -158,7 +157,7 @@ impl Server {
         socket: OwnedFd,
         memory: OwnedFd,
         ops_socket: PathBuf,
-    ) -> Result<(oneshot::Receiver<Result<Hello, NoHello>>, Lost), &'static str> {
+    ) -> Result<(Greeting, Lost), &'static str> {
         let (greeted, hello) = oneshot::channel();
         let (held, lost) = oneshot::channel();
         self.shard_ops.send_replace(Some(ops_socket));

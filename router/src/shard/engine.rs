@@ -65,6 +65,9 @@ pub struct Attachment {
     pub held: oneshot::Sender<Infallible>,
 }
 
+/// What the shard said first, or why it said nothing.
+pub type Greeting = oneshot::Receiver<Result<Hello, NoHello>>;
+
 /// Ends, always with an error, when the engine has lost the shard.
 pub type Lost = oneshot::Receiver<Infallible>;
 
