@@ -58,3 +58,17 @@ DEVICE i64 cached(const Attention& p, const i32* table, i32 position, i32 kv_hea
     const i64 slot = static_cast<i64>(table[position / BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE;
     return (slot * p.kv_heads + kv_head) * DIM;
 }
+
+// What turns a sum of exponents over `mine` into one over `common`, which is no less.
+DEVICE float rescale(float mine, float common) { return exp2_fast(mine - common); }
+
+// The end of a softmax: a sink takes its share and gives nothing.
+DEVICE float inverse_sum(const Attention& p, i32 head, float highest, float sum, float& scale) {
+    scale = 1.0f;
+    if (p.sinks != nullptr) {
+        const float sink = p.sinks[head] * LOG2_E, common = fmaxf(highest, sink);
+        scale = rescale(highest, common);
+        sum = sum * scale + rescale(sink, common);
+    }
+    return 1.0f / sum;
+}

@@ -24,25 +24,26 @@ struct Running {
     float value[QUADS][WIDTH];
 };
 
-// What both have seen, when they are in scale.
-DEVICE float rescale(float mine, float common) { return exp2_fast(mine - common); }
-
 struct Part {  // the work of a block
-    i32 token, kv_head, first, count;  // query heads first .. first + count
+    const i32* table;
+    i32 token;
+    i32 kv_head, first, count;         // query heads first .. first + count
     i32 position;                      // of the query
     i32 from, to;                      // positions to attend to
 };
 
-// work: [tokens, 2], the token's row of the tables and its position. Grid: tokens, kv heads times groups, splits.
+// work: [rows, 3], a token, its row of the tables and its position. Grid: rows, kv heads times groups, splits.
 DEVICE Part part_of(const Attention& p) {
     const i32 share = p.heads / p.kv_heads, groups = (share + GROUP - 1) / GROUP;
     Part part;
-    part.token = blockIdx.x;
+    const i32* work = p.work + 3 * blockIdx.x;
+    part.token = work[0];
+    part.table = p.tables + work[1] * p.table_stride;
     part.kv_head = blockIdx.y / groups;
     const i32 skipped = blockIdx.y % groups * GROUP;
     part.first = part.kv_head * share + skipped;
     part.count = min(GROUP, share - skipped);
-    part.position = p.work[2 * part.token + 1];
+    part.position = work[2];
     const i32 end = part.position + 1;
     const i32 begin = p.window == 0 ? 0 : max(end - p.window, 0);
     part.from = begin + blockIdx.z * p.chunk;
@@ -84,14 +85,14 @@ DEVICE void dot_products(const float (&query)[GROUP][QUADS][WIDTH], const Quad (
 }
 
 // STEP positions from `at` on. A lane whose position is not in the part reads the part's last instead, which it sees anyway.
-DEVICE void attend(const Attention& p, const Part& part, const i32* table, i32 at, const float (&query)[GROUP][QUADS][WIDTH],
+DEVICE void attend(const Attention& p, const Part& part, i32 at, const float (&query)[GROUP][QUADS][WIDTH],
                    Running (&running)[GROUP]) {
     const i32 lane = threadIdx.x % WARP, column = lane % LANES;
     Quad key[UNROLL][QUADS], value[UNROLL][QUADS];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const i32 position = min(at + u * KEYS + lane / LANES, part.to - 1);
-        const i64 offset = cached(p, table, position, part.kv_head);
+        const i64 offset = cached(p, part.table, position, part.kv_head);
 #pragma unroll
         for (i32 i = 0; i < QUADS; ++i) {
             const i32 quad = column + i * LANES;
@@ -165,22 +166,11 @@ DEVICE void join_lanes(Running& running) {
     }
 }
 
-// The end of a softmax: a sink takes its share and gives nothing.
-DEVICE float inverse_sum(const Attention& p, i32 head, float highest, float sum, float& scale) {
-    scale = 1.0f;
-    if (p.sinks != nullptr) {
-        const float sink = p.sinks[head] * LOG2_E, common = fmaxf(highest, sink);
-        scale = rescale(highest, common);
-        sum = sum * scale + rescale(sink, common);
-    }
-    return 1.0f / sum;
-}
-
 KERNEL(attention_decode, Attention, THREADS) {
     __shared__ float values[WARPS][GROUP][DIM];
     __shared__ float states[WARPS][GROUP][2];
     const Part part = part_of(p);
-    const i64 row = static_cast<i64>(part.token) * p.heads + part.first;
+    const i64 row = static_cast<i64>(blockIdx.x) * p.heads + part.first;
     if (part.from >= part.to) {  // a context that has fewer parts than another
         if (threadIdx.x < static_cast<u32>(part.count)) {
             float* state = p.state + ((row + threadIdx.x) * p.splits + blockIdx.z) * 2;
@@ -190,7 +180,6 @@ KERNEL(attention_decode, Attention, THREADS) {
         return;
     }
     const i32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, column = lane % LANES;
-    const i32* table = p.tables + p.work[2 * part.token] * p.table_stride;
     float query[GROUP][QUADS][WIDTH];
     load_queries(p, part, column, query);
     Running running[GROUP];
@@ -199,7 +188,7 @@ KERNEL(attention_decode, Attention, THREADS) {
         running[g] = {LOWEST, 0.0f, {}};
     }
     for (i32 at = part.from + warp * STEP; at < part.to; at += WARPS * STEP) {
-        attend(p, part, table, at, query, running);
+        attend(p, part, at, query, running);
     }
 #pragma unroll
     for (i32 g = 0; g < GROUP; ++g) {
@@ -232,7 +221,7 @@ KERNEL(attention_decode, Attention, THREADS) {
         if (p.splits == 1) {
             float scale;
             const float inverse = inverse_sum(p, part.first + g, highest, sum, scale);
-            p.out[(row + g) * DIM + i] = from_float<T>(value * scale * inverse);
+            p.out[(static_cast<i64>(part.token) * p.heads + part.first + g) * DIM + i] = from_float<T>(value * scale * inverse);
         } else {
             const i64 at = (row + g) * p.splits + blockIdx.z;
             p.partial[at * DIM + i] = value;
@@ -244,7 +233,7 @@ KERNEL(attention_decode, Attention, THREADS) {
     }
 }
 
-// Grid: tokens, heads. A part without positions has a sum of 0, and its values are not read.
+// Grid: rows of work, heads. A part without positions has a sum of 0, and its values are not read.
 KERNEL(attention_combine, Attention, THREADS) {
     const i32 head = blockIdx.y;
     const i64 row = static_cast<i64>(blockIdx.x) * p.heads + head;
@@ -260,6 +249,7 @@ KERNEL(attention_combine, Attention, THREADS) {
             if (state[2 * split + 1] == 0.0f) continue;
             value += p.partial[(row * p.splits + split) * DIM + i] * rescale(state[2 * split], highest);
         }
-        p.out[row * DIM + i] = from_float<T>(value * scale * inverse);
+        p.out[(static_cast<i64>(p.work[3 * blockIdx.x]) * p.heads + head) * DIM + i] =
+            from_float<T>(value * scale * inverse);
     }
 }

@@ -122,6 +122,13 @@ DEVICE float lanes_sum(float x) {
     return x;
 }
 
+template <u32 LANES = WARP>
+DEVICE float lanes_max(float x) {
+#pragma unroll
+    for (u32 step = LANES / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+}
+
 // The sum over a block of THREADS, in every thread; `scratch` has a float for each warp and is free again after the next
 // barrier.
 template <u32 THREADS>

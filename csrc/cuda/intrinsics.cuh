@@ -48,11 +48,9 @@ INTRINSIC Quad load_streaming(const void* from) {
 
 INTRINSIC u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
 
-// 16 bytes into shared memory, zeros where not `valid`: there when the thread has waited and a barrier has passed.
-INTRINSIC void copy_async(void* shared, const void* global, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
+// 16 bytes into shared memory: there when the thread has waited and a barrier has passed.
+INTRINSIC void copy_async(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 INTRINSIC void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most PENDING of the thread's latest groups are under way.

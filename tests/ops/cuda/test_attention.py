@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from textgen.ops import AttentionForm
+from textgen.ops import AttentionForm, reference
 from textgen.ops.cuda.ops import CudaOps
 
 from ..cpu.guarded import guarded
@@ -43,6 +43,35 @@ def test_single_tokens(rng: random.Random, device: HostDevice, ops: CudaOps, dim
     window = rng.choice([None, None, 1, 70])
     check(ops, Case(rng, dtype, (kv_heads * share, kv_heads), (dim, dim), tokens, block, AttentionForm(0.2), window))
     assert device.launches in (["attention_decode"], ["attention_decode", "attention_combine"])
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("kind", ["plain", "all"])
+def test_prompt_chunks(rng: random.Random, device: HostDevice, ops: CudaOps, dim: int, kind: str) -> None:
+    """Of one tile and of several, at the beginning and in the middle, beside tokens that are alone."""
+    dtype, kv_heads, block = rng.choice(HALVES), rng.randint(1, 2), rng.choice([1, 16, 60])
+    heads = kv_heads * rng.choice([1, 4, 7, 20])
+    chunks = [(0, rng.randint(8, 70)), (rng.choice([1, 30, 65, 200]), rng.randint(8, 40)), (90, 1), (0, 3)]
+    rng.shuffle(chunks)
+    window = rng.choice([None, None, 1, 9, 100])
+    check(ops, Case(rng, dtype, (heads, kv_heads), (dim, dim), chunks, block, forms(heads)[kind], window))
+    assert "attention_prompt" in device.launches and "attention_decode" in device.launches
+
+
+def test_a_layer_of_another_shape_and_a_second_layer_of_the_same(
+    rng: random.Random, device: HostDevice, ops: CudaOps
+) -> None:
+    """What was worked out for one layer is right for the next."""
+    case = Case(rng, torch.float16, (4, 2), (64, 64), [(20, 30), (40, 1)], 16, AttentionForm(0.1), None)
+    attention = ops.attention(case.layout, None, case.keys)
+    for share in (2, 1, 2):
+        query, keys = case.query.view(-1, 4, 64)[:, : 2 * share], case.keys.float()
+        got = attention(query, case.new_keys, case.new_values, case.keys, case.values, case.form)
+        theirs = reference.attention(case.layout, None, keys)
+        new = case.new_keys.float(), case.new_values.float()
+        expected = theirs(query.float(), *new, keys, case.values.float(), case.form)
+        torch.testing.assert_close(got.float(), expected, rtol=2**-9, atol=2**-9)
+    assert device.launches == ["attention_decode", "attention_prompt"] * 3
 
 
 @pytest.mark.parametrize("kind", forms(1))

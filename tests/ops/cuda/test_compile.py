@@ -23,6 +23,10 @@ def decode(dtype: torch.dtype, dim: int, group: int, form: AttentionForm = PLAIN
     return attention.decode_source(torch.empty(1, group, dim, dtype=dtype), form, 16, group)
 
 
+def prompt(dtype: torch.dtype, dim: int, group: int, form: AttentionForm = PLAIN) -> Source:
+    return attention.prompt_source(torch.empty(1, group, dim, dtype=dtype), form, 16, group)
+
+
 # Source, and the registers that let a multiprocessor hold as many threads as the kernel is made for.
 PROMISES = [
     (norm("bf16", 4096, 8, 128), 64),
@@ -45,12 +49,19 @@ PROMISES = [
     (decode(torch.bfloat16, 64, 8, EVERY), 255),
     (decode(torch.bfloat16, 80, 4), 168),
     (decode(torch.float16, 256, 8), 255),
+    # Three blocks of 128 threads, two with the largest heads.
+    (prompt(torch.bfloat16, 128, 4), 168),
+    (prompt(torch.float16, 80, 1, EVERY), 168),
+    (prompt(torch.bfloat16, 256, 2), 255),
 ]
 
 
 @pytest.mark.parametrize(("source", "registers"), PROMISES, ids=lambda value: str(value))
-def test_compiles_without_spills(nvrtc: Nvrtc, source: Source, registers: int) -> None:
+def test_compiles_without_spills(
+    nvrtc: Nvrtc, source: Source, registers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     binary = nvrtc.compile(source)
+    assert not caplog.records, "a warning of the compiler's"
     assert binary.code.startswith(ELF)
     assert source.name in binary.resources
     for name, resources in binary.resources.items():

@@ -29,11 +29,11 @@ WRONG = {
         "threads meet in different operations",
     ),
     "a copy that nobody waits for": (
-        "SHARED_MEMORY(s); copy_async(s + 16 * threadIdx.x, p.out, true); copy_commit();",
+        "SHARED_MEMORY(s); copy_async(s + 16 * threadIdx.x, p.out); copy_commit();",
         "still under way",
     ),
     "a copy to no 16 bytes": (
-        "SHARED_MEMORY(s); copy_async(s + 4, p.out, true);",
+        "SHARED_MEMORY(s); copy_async(s + 4, p.out);",
         "goes where no 16 bytes begin",
     ),
 }
@@ -80,7 +80,7 @@ def test_a_missing_barrier_gives_other_numbers(tmp_path: Path, rng: random.Rando
 def test_an_asynchronous_copy_is_there_only_when_waited_for(tmp_path: Path, rng: random.Random) -> None:
     body = (
         "SHARED_MEMORY(s); const u32* shared = reinterpret_cast<u32*>(s) + 4 * threadIdx.x;"
-        "copy_async(s + 16 * threadIdx.x, p.out, true); copy_commit(); const u32 before = *shared; copy_wait<0>();"
+        "copy_async(s + 16 * threadIdx.x, p.out); copy_commit(); const u32 before = *shared; copy_wait<0>();"
         "const u32 after = *shared; __syncthreads(); p.out[threadIdx.x] = before == after ? 1 : after;"
     )
     out = (c_uint32 * 64)(7)

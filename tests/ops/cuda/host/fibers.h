@@ -1,7 +1,7 @@
 // Runs the threads of a block as fibers, which change only where threads wait for each other.
 //
-// Stricter than a GPU: threads run in an order drawn from a seed, each as far as it gets, so that a missing barrier gives
-// other numbers; shared memory is NaN at first and nobody may touch the page behind it; threads that meet in different
+// Stricter than a GPU: threads run in an order drawn from a seed, one warp as far as it gets before the next begins, so that a
+// missing barrier gives other numbers; shared memory is NaN at first and nobody may touch the page behind it; threads that meet in different
 // operations, or never, end the launch with a message.
 #pragma once
 
@@ -135,44 +135,69 @@ static void warp(const char* operation, u32 mask, const void* in, void* out, Wor
     meet(now->warps[thread / LANES], LANES, thread % LANES, operation, in, out, work);
 }
 
-// Whether the block came to its end.
-static bool run_block(u32* order) {
-    Block& block = *now;
-    memset(&block.barrier, 0, sizeof block.barrier);
-    memset(block.warps, 0, sizeof block.warps);
-    block.alive = block.threads;
-    while (block.alive != 0) {
-        bool moved = false;
-        for (u32 i = 0; i < block.threads; ++i) {
-            Fiber& fiber = block.fibers[order[i]];
-            if (fiber.done || (fiber.awaits != nullptr && *fiber.awaits == fiber.seen)) continue;
-            fiber.awaits = nullptr;
-            block.current = &fiber;
-            moved = true;
-            simt_switch(&block.scheduler, fiber.stack);
-            if (block.error != nullptr) return false;
-        }
-        if (!moved) {
-            for (u32 i = 0; i < block.threads; ++i) {
-                if (block.fibers[i].done) continue;
-                block.current = &block.fibers[i];
-                const bool all = block.fibers[i].awaits == &block.barrier.generation;
-                const Meeting& at = all ? block.barrier : block.warps[i / LANES];
-                snprintf(message, sizeof message, "thread %u of block %u, %u, %u waits for threads that never come: %s", i,
-                         block.block.x, block.block.y, block.block.z, at.operation);
-            }
-            block.error = message;
-            return false;
-        }
-    }
-    return true;
-}
-
 static u64 random_next(u64& state) {  // SplitMix64
     u64 z = state += 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
+}
+
+static void shuffle(u32* items, u32 count, u64& seed) {
+    for (u32 i = count; i > 1; --i) {
+        const u32 j = static_cast<u32>(random_next(seed) % i), item = items[i - 1];
+        items[i - 1] = items[j];
+        items[j] = item;
+    }
+}
+
+// Lets each lane of a warp go on as far as it gets, in the order given. Whether one did.
+static bool run_warp(u32 warp, const u32* lanes) {
+    bool moved = false;
+    for (u32 i = 0; i < LANES && now->error == nullptr; ++i) {
+        Fiber& fiber = now->fibers[warp * LANES + lanes[i]];
+        if (fiber.done || (fiber.awaits != nullptr && *fiber.awaits == fiber.seen)) continue;
+        fiber.awaits = nullptr;
+        now->current = &fiber;
+        moved = true;
+        simt_switch(&now->scheduler, fiber.stack);
+    }
+    return moved;
+}
+
+static void tell_who_waits() {
+    for (u32 i = 0; i < now->threads; ++i) {
+        const Fiber& fiber = now->fibers[i];
+        if (fiber.done) continue;
+        const Meeting& at = fiber.awaits == &now->barrier.generation ? now->barrier : now->warps[i / LANES];
+        snprintf(message, sizeof message, "thread %u of block %u, %u, %u waits for threads that never come: %s", i,
+                 now->block.x, now->block.y, now->block.z, at.operation);
+        now->error = message;
+        return;
+    }
+}
+
+// Runs a block to its end, or an error. Between two barriers one warp goes as far as it gets before the next begins, in an
+// order drawn anew: no two warps can be farther apart.
+static void run_block(u64& seed) {
+    u32 warps[MAX_THREADS / LANES], lanes[LANES];
+    const u32 count = now->threads / LANES;
+    for (u32 i = 0; i < count; ++i) warps[i] = i;
+    for (u32 i = 0; i < LANES; ++i) lanes[i] = i;
+    memset(&now->barrier, 0, sizeof now->barrier);
+    memset(now->warps, 0, sizeof now->warps);
+    now->alive = now->threads;
+    u32 generation = ~0u;
+    while (now->alive != 0) {
+        if (generation != now->barrier.generation) {
+            generation = now->barrier.generation;
+            shuffle(warps, count, seed);
+            shuffle(lanes, LANES, seed);
+        }
+        bool moved = false;
+        for (u32 i = 0; i < count && !moved; ++i) moved = run_warp(warps[i], lanes);
+        if (!moved) tell_who_waits();
+        if (now->error != nullptr) return;
+    }
 }
 
 static void prepare(Fiber& fiber, unsigned char* stack, u32 thread) {
@@ -202,22 +227,11 @@ static const char* launch(void (*kernel)(const void*), u32 most, const void* par
     now->threads = threads;
     now->shared = shared + MAX_SHARED - (shared_bytes + 15) / 16 * 16;
     now->grid = {grid[0], grid[1], grid[2]};
-    u32 order[MAX_THREADS];
-    bool whole = true;
-    for (u32 z = 0; z < grid[2] && whole; ++z) {
-        for (u32 y = 0; y < grid[1] && whole; ++y) {
-            for (u32 x = 0; x < grid[0] && whole; ++x) {
-                now->block = {x, y, z};
-                for (u32 i = 0; i < threads; ++i) {
-                    const u32 j = static_cast<u32>(random_next(seed) % (i + 1));
-                    order[i] = order[j];
-                    order[j] = i;
-                    prepare(now->fibers[i], stacks + i * STACK, i);
-                }
-                memset(now->shared, 0xff, shared_bytes);
-                whole = run_block(order);
-            }
-        }
+    for (u32 block = 0; block < grid[0] * grid[1] * grid[2] && now->error == nullptr; ++block) {
+        now->block = {block % grid[0], block / grid[0] % grid[1], block / grid[0] / grid[1]};
+        for (u32 i = 0; i < threads; ++i) prepare(now->fibers[i], stacks + i * STACK, i);
+        memset(now->shared, 0xff, shared_bytes);
+        run_block(seed);
     }
     const char* error = now->error;
     now = nullptr;

@@ -123,12 +123,12 @@ INTRINSIC float exp2_fast(float x) {
 }
 INTRINSIC Quad load_streaming(const void* from) { return *static_cast<const Quad*>(from); }
 
-INTRINSIC void copy_async(void* shared, const void* global, bool valid) {
+INTRINSIC void copy_async(void* shared, const void* global) {
     simt::Fiber& fiber = *simt::now->current;
     if (fiber.copies == simt::MAX_COPIES) simt::fail("more asynchronous copies than are known here");
     if (reinterpret_cast<u64>(shared) % 16 != 0) simt::fail("an asynchronous copy goes where no 16 bytes begin");
-    if (valid && reinterpret_cast<u64>(global) % 16 != 0) simt::fail("an asynchronous copy comes from no 16 bytes");
-    fiber.pending[fiber.copies++] = {shared, valid ? global : nullptr, fiber.groups};
+    if (reinterpret_cast<u64>(global) % 16 != 0) simt::fail("an asynchronous copy comes from no 16 bytes");
+    fiber.pending[fiber.copies++] = {shared, global, fiber.groups};
     memset(shared, 0xff, 16);
 }
 INTRINSIC void copy_commit() { ++simt::now->current->groups; }
@@ -140,10 +140,8 @@ INTRINSIC void copy_wait() {
         const simt::Copy& copy = fiber.pending[i];
         if (copy.group + PENDING >= fiber.groups) {
             fiber.pending[kept++] = copy;
-        } else if (copy.from != nullptr) {
-            memcpy(copy.to, copy.from, 16);
         } else {
-            memset(copy.to, 0, 16);
+            memcpy(copy.to, copy.from, 16);
         }
     }
     fiber.copies = kept;
