@@ -219,10 +219,12 @@ def _(request: pytest.FixtureRequest, cloud: Cloud) -> None:
     assert model(request.getfixturevalue("hugging_face")) == str(script.folder)
 
 
-@row(HF, "`DTYPE`, `QUANTIZE`, `TRUST_REMOTE_CODE`")
+@row(HF, "`DTYPE`, `QUANTIZE`, `KV_CACHE_DTYPE`, `TRUST_REMOTE_CODE`")
 def _(request: pytest.FixtureRequest, cloud: Cloud) -> None:
     settings = cloud.settings(DTYPE="bfloat16", QUANTIZE="int8", TRUST_REMOTE_CODE="true", REVISION=COMMIT)
     assert (settings.dtype, settings.quantize, settings.trust_remote_code) == ("bfloat16", "int8", True)
+    assert cloud.settings(KV_CACHE_DTYPE="int8").kv_cache_dtype == "int8"
+    assert "use int8" in cloud.refusal(KV_CACHE_DTYPE="fp8_e4m3fn")
     assert "--revision" in cloud.refusal(TRUST_REMOTE_CODE="true")
 
 
@@ -272,9 +274,9 @@ def _(request: pytest.FixtureRequest, cloud: Cloud) -> None:
     assert (settings.json_output, len(settings.cors_allow_origin)) == (True, 2)
 
 
-@row(HF, "`SPECULATE`, `LORA_ADAPTERS`, `KV_CACHE_DTYPE`")
+@row(HF, "`SPECULATE`, `LORA_ADAPTERS`")
 def _(request: pytest.FixtureRequest, cloud: Cloud) -> None:
-    for name in ("SPECULATE", "LORA_ADAPTERS", "KV_CACHE_DTYPE"):
+    for name in ("SPECULATE", "LORA_ADAPTERS"):
         assert cloud.settings(**{name: "2"}) == cloud.settings()
         assert [name in warning for warning in ignored_variables({name: "2"})] == [True]
 

@@ -12,7 +12,7 @@ from support.prompts import words
 from support.reference import Reference, must_match
 from support.server import Start
 
-from textgen import LLM, SamplingParams
+from textgen import LLM, CompletionOutput, SamplingParams
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -36,12 +36,15 @@ def test_greedy_tokens_of_the_plan_are_those_of_transformers(tiny_folder: Path, 
                 must_match(output.outputs[0].token_ids, truth, text)
 
 
-@pytest.mark.parametrize(("quantize", "bound"), [("int8", 0.05), ("int4", 0.5)])
+@pytest.mark.parametrize(
+    ("setting", "value", "bound"),
+    [("quantize", "int8", 0.06), ("quantize", "int4", 0.5), ("kv_cache_dtype", "int8", 0.05)],
+)
 def test_a_quantized_model_says_nearly_the_same(
-    start: Start, built_in_reference: Reference, quantize: str, bound: float
+    start: Start, built_in_reference: Reference, setting: str, value: str, bound: float
 ) -> None:
-    """By the log-probabilities of a prompt, against Transformers' with the weights as they are stored."""
-    launcher = start(quantize=quantize, dtype="float32", plan="auto").wait_ready()
+    """By the log-probabilities of a prompt, against Transformers' with weights and cache as they are stored."""
+    launcher = start(**{setting: value}, dtype="float32", plan="auto").wait_ready()
     text = "Once upon a time there was a little girl who lived in a small house near the sea. One day she found a key."
     expected = built_in_reference.prompt_logprobs(text)
     api = Api(launcher.url)
@@ -54,3 +57,22 @@ def test_a_quantized_model_says_nearly_the_same(
     assert median(missed) < bound, "tokens that nobody expects may be missed by more"
     assert max(missed) > 1e-4, "nothing was quantized"
     assert "plan: " in launcher.log
+
+
+def test_blocks_of_integers_are_shared_and_copied(tiny_folder: Path) -> None:
+    """Answers of one prompt fork its last block, later ones find it cached; little memory throws sequences out."""
+    random_ = random.Random(20261123)
+    prompts = [words(random_, random_.randint(20, 40)) for _ in range(4)]
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, n=2)
+    alone: list[list[CompletionOutput]] = []
+    crowded: list[list[CompletionOutput]] = []
+    for size, outputs in ((1, alone), (8, crowded)):
+        with LLM(
+            str(tiny_folder), dtype="float32", kv_cache_dtype="int8", threads=2, block_size=8, max_batch_size=size,
+            max_batch_prefill_tokens=32, max_total_tokens=192, max_batch_total_tokens=384,
+        ) as llm:  # fmt: skip
+            for _ in range(2):
+                outputs += [each.outputs for each in llm.generate(prompts, greedy, use_tqdm=False)]
+    for one, other in zip(alone, crowded, strict=True):
+        tokens = [output.token_ids for output in (*one, *other)]
+        assert tokens == tokens[:1] * 4

@@ -89,6 +89,19 @@ def test_a_smaller_data_type_halves_the_cache(model: Model) -> None:
     assert whole.kv_bytes == whole.num_blocks * 16 * 2 * 3 * 2 * 16 * 4  # positions, k and v, layers, heads, dim, bytes
 
 
+def test_a_cache_of_integers_counts_its_scales(model: Model) -> None:
+    plans = {dtype: plan(model, dtype=dtype, kv_cache_dtype="int8") for dtype in ("float32", "bfloat16")}
+    for made in plans.values():
+        rows = made.memory.num_blocks * 16 * 2 * 3 * 2  # positions, k and v, layers, heads
+        assert made.memory.kv_bytes == rows * (16 + 4), "a byte for each number, and a float32"
+        assert parse_settings(made.shard_settings()).kv_cache_dtype == "int8"
+
+
+def test_a_cache_of_integers_is_refused_where_there_is_none(model: Model) -> None:
+    with pytest.raises(SettingsError, match="--kv-cache-dtype int8 is not there for a model that Transformers runs"):
+        plan(dataclasses.replace(model, fallback=True), kv_cache_dtype="int8")
+
+
 @pytest.mark.parametrize(
     ("settings", "changes", "numbers"),
     [

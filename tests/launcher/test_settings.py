@@ -49,6 +49,7 @@ def test_every_setting_is_a_flag_and_a_variable(field: object) -> None:
         "max_total_tokens": "64", "prefix_caching": "false", "max_shard_failures": "2", "longest_prefix_first": "true",
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "disable_grammar_support": "true",
         "watermark_gamma": "0.25", "trust_remote_code": "true", "quantize": "int8", "plan": "off", "cpu_isa": "avx2",
+        "kv_cache_dtype": "int8",
         "allow_unauthenticated": "true", "vertex_predict_route": "/p", "vertex_health_route": "/h",
         "otlp_protocol": "http/protobuf",
     }  # fmt: skip
@@ -122,6 +123,8 @@ def test_log_levels_have_one_spelling() -> None:
         (["--quantize", "awq"], ["--quantize 'awq'", "int8, int4", "read without the flag"]),
         (["--quantize", "eetq"], ["--quantize 'eetq'", "use int8"]),
         (["--quantize", "q4"], ["--quantize 'q4'", "int8, int4"]),
+        (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype 'fp8_e5m2'", "auto, int8", "use int8"]),
+        (["--kv-cache-dtype", "int4"], ["--kv-cache-dtype 'int4'", "auto, int8"]),
         (["--cpu-isa", "sse"], ["--cpu-isa 'sse'", "portable, avx2, avx512, amx"]),
         (["--tls-cert", "c.pem"], ["--tls-cert needs --tls-key"]),
         (["--tls-key", "k.pem"], ["--tls-key needs --tls-cert"]),

@@ -10,7 +10,8 @@ from tests.seeds import fresh_seed
 from textgen.launcher.model import resolve
 from textgen.layers.weight import DenseWeight
 from textgen.quantization.formats import weight_bytes
-from textgen.quantization.integers import Int4Format, Int4Weight, Int8Format, Int8Weight, quantize_rows
+from textgen.quantization.integers import Int4Format, Int4Weight, Int8Format, Int8Weight
+from textgen.quantization.rows import quantize_rows
 
 
 def drawn(*shape: int) -> torch.Tensor:

@@ -1,6 +1,10 @@
 // What the kinds of operations beside TG_LINEAR take: the positions of their numbers in tg_op.args and tg_op.numbers, and their
 // flags. A buffer is an index into the plan's buffers, and any may be a view; an address outlives the plan. A
 // norm's weight and a buffer are TG_F32 or TG_BF16, tables and caches TG_F16 too. Inside a kernel everything is float32, and it rounds once where it writes.
+//
+// A cache of TG_I8 has a scale for each row and head, [rows, kv_heads] float32: scale = max|x| / 127 of a head's numbers, q =
+// round_half_even(x * (127 / max|x|)); a head with a number that is not finite has a scale that is none. What is read of it is q * scale,
+// rounded to bfloat16 where products of two bfloat16 follow.
 // Included by textgen_cpu.h.
 #ifndef TEXTGEN_CPU_KINDS_H
 #define TEXTGEN_CPU_KINDS_H
@@ -69,6 +73,8 @@ enum tg_rope_write {
   TG_ROPE_KEY_STRIDE = 10,  // elements from row to row of the cache
   TG_ROPE_VALUE_STRIDE = 11,
   TG_ROPE_FIRST = 12,
+  TG_ROPE_KEY_SCALES = 13,  // addresses, of a cache of TG_I8
+  TG_ROPE_VALUE_SCALES = 14,
 };
 
 // Attention of each token to its own sequence in the cache, up to itself. The score of a key is scale * query . key, then
@@ -92,6 +98,8 @@ enum tg_attention {
   TG_ATTENTION_SINKS = 14,   // address: [heads] float32; 0: none
   TG_ATTENTION_BIASES = 15,  // address: [heads, distances] float32; 0: none
   TG_ATTENTION_DISTANCES = 16,
+  TG_ATTENTION_KEY_SCALES = 17,  // addresses, of a cache of TG_I8
+  TG_ATTENTION_VALUE_SCALES = 18,
   TG_ATTENTION_SCALE = 0,  // numbers
   TG_ATTENTION_CAP = 1,    // numbers; 0: none
 };

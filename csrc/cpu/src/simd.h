@@ -26,6 +26,7 @@ typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t IVec __attribute__((vector_size(kLanes * 4)));  // also what a comparison of two Vec gives
 typedef uint32_t UVec __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HVec __attribute__((vector_size(kLanes * 2)));
+typedef int8_t BVec __attribute__((vector_size(kLanes)));
 
 // A bfloat16 in memory.
 struct Bf16 {
@@ -89,7 +90,17 @@ TG_INLINE Vec load(const Half *from) {
   return v;
 #endif
 }
+TG_INLINE Vec load(const int8_t *from) {
+  BVec bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, IVec), Vec);
+}
 TG_INLINE void store(float *to, Vec v) { memcpy(to, &v, sizeof v); }
+// Whole numbers from -127 to 127; another is one of them, whichever.
+TG_INLINE void store(int8_t *to, Vec v) {
+  const BVec bytes = __builtin_convertvector(__builtin_convertvector(v, IVec), BVec);
+  memcpy(to, &bytes, sizeof bytes);
+}
 TG_INLINE HVec to_bf16(Vec v) {
 #if defined(__AVX512BF16__)
   return cast<HVec>(_mm512_cvtneps_pbh(v));

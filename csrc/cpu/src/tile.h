@@ -52,8 +52,8 @@ TG_INLINE void tile_load(const void *from, int64_t stride = 64) {
   }
 }
 template <int kTile>
-TG_INLINE void tile_store(void *to) {
-  memcpy(to, tiles_of_thread.data[kTile], sizeof tiles_of_thread.data[kTile]);
+TG_INLINE void tile_store(void *to, int64_t stride = 64) {
+  for (int row = 0; row < 16; row++) memcpy(static_cast<char *>(to) + row * stride, tiles_of_thread.data[kTile][row], 64);
 }
 template <bool kInteger, int kSums, int kX, int kWeight>
 TG_INLINE void tile_dot() {
@@ -99,8 +99,8 @@ TG_INLINE void tile_load(const void *from, int64_t stride = 64) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 template <int kTile>
-TG_INLINE void tile_store(void *to) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(int64_t{64}), "i"(kTile) : "memory");
+TG_INLINE void tile_store(void *to, int64_t stride = 64) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");
 }
 // sums += x * weight; integers: x signed, weight unsigned, sums of 32 bits; else bfloat16 and float32.
 template <bool kInteger, int kSums, int kX, int kWeight>

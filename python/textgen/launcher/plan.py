@@ -11,7 +11,7 @@ from textgen.launcher.errors import SettingsError
 from textgen.launcher.hardware import Hardware
 from textgen.launcher.memory import MemoryPlan, Needs, plan_memory
 from textgen.launcher.model import Model
-from textgen.launcher.settings import Settings
+from textgen.launcher.settings import Settings, dashed
 from textgen.models.groups import group_layers
 from textgen.quantization.formats import block_bytes, weight_bytes
 
@@ -108,6 +108,7 @@ class Plan:
                 "threads": self.threads,
                 "plan": settings.plan,
                 "cpu_isa": settings.cpu_isa,
+                "kv_cache_dtype": settings.kv_cache_dtype,
                 "quantize": settings.quantize,
                 "weights_cache": settings.weights_cache,
                 "measure_seconds": self.measure_ms / 1000,
@@ -127,9 +128,11 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     """Decide everything. Raises `SettingsError` and `MemoryPlanError`."""
     if settings.device == "cuda" and not hardware.nvidia_driver:
         raise SettingsError("--device cuda: this machine has no NVIDIA driver; install one or use --device cpu")
-    if settings.quantize is not None and (model.fallback or settings.device != "cpu"):
+    if model.fallback or settings.device != "cpu":
         where = f"--device {settings.device}" if settings.device != "cpu" else "a model that Transformers runs"
-        raise SettingsError(f"--quantize {settings.quantize} is not there for {where}; leave it out")
+        for name, default in (("quantize", None), ("kv_cache_dtype", "auto")):
+            if (asked := getattr(settings, name)) != default:
+                raise SettingsError(f"{dashed(name)} {asked} is not there for {where}; leave it out")
     dtype = _dtype(settings, model, hardware)
     max_total, max_input = _lengths(settings, model)
     step = settings.max_batch_prefill_tokens or min(
@@ -211,7 +214,9 @@ def _needs(
     settings: Settings, model: Model, dtype: str, max_total: int, step: int, slots: int, hardware: Hardware
 ) -> Needs:
     spec, size = model.spec, BYTES[dtype]
-    row = spec.kv_width * size  # keys and values of one token in one layer
+    gathered_row = row = spec.kv_width * size  # keys and values of one token in one layer
+    if settings.kv_cache_dtype == "int8":
+        row = spec.kv_width + spec.kv_rows * 4  # integers, and a float32 scale for each head
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     wide = 4 * spec.hidden_size + 2 * attention + 3 * spec.mlp_width
     workspace = step * wide * size + slots * spec.vocab_size * 4 * LOGIT_COPIES + step * max_total * (1 + size)
@@ -231,7 +236,7 @@ def _needs(
         processes=PROCESSES,
         workspace=workspace,
         block=settings.block_size * row * groups.page_layers,
-        scratch=-(-settings.block_size * row * PADDING * gathered // pages),
+        scratch=-(-settings.block_size * gathered_row * PADDING * gathered // pages),
         block_size=settings.block_size,
         max_total_tokens=max_total,
         useful_blocks=-(-useful // settings.block_size) * len(groups.windows),

@@ -25,7 +25,7 @@ from textgen.launcher.flags import (
     some_seconds,
     text,
 )
-from textgen.quantization.formats import quantize_name
+from textgen.quantization.formats import kv_cache_name, quantize_name
 
 MODEL = "Model"
 LIMITS = "Limits of a request"
@@ -66,7 +66,8 @@ class Settings:
     )  # fmt: skip
     dtype: str = setting(
         choice("auto", "float32", "float16", "bfloat16"), "auto",
-        "Data type of weights and KV cache. auto: the model's own where the device computes in it, else float32.",
+        "Data type of weights and, but for --kv-cache-dtype, of the KV cache. auto: the model's own where the device "
+        "computes in it, else float32.",
         group=MODEL, metavar="TYPE",
     )  # fmt: skip
     quantize: str | None = setting(
@@ -75,6 +76,12 @@ class Settings:
         "scale for 32 numbers). Products are of integers: activations become 8-bit as they come. docs/cpu.md helps to "
         "choose.",
         group=MODEL, default="weights have --dtype", metavar="FORMAT",
+    )  # fmt: skip
+    kv_cache_dtype: str = setting(
+        kv_cache_name, "auto",
+        "Data type of the KV cache: auto (that of --dtype) or int8 (with a scale for each token and head), which holds "
+        "about twice as many tokens as bfloat16 in the same memory.",
+        group=MODEL, metavar="TYPE",
     )  # fmt: skip
     device: str = setting(
         choice("cpu", "cuda"), "cpu",

@@ -10,7 +10,6 @@ from textgen.launcher.settings import Settings, dashed
 _LATER = "it is a setting of Text Generation Inference that this version does not have yet; leave it out"
 
 UNAVAILABLE: dict[str, str] = {
-    "kv-cache-dtype": "the KV cache has the data type of --dtype in this version; leave it out",
     "speculate": _LATER,
     "rope-scaling": "rotary scaling is read from the model's config.json in this version; leave it out",
     "rope-factor": "rotary scaling is read from the model's config.json in this version; leave it out",
@@ -34,7 +33,7 @@ UNAVAILABLE: dict[str, str] = {
 }
 """Flag, without dashes in front, to why it is refused and what to do instead."""
 
-_ALARMING = ("kv-cache-dtype", "speculate", "lora-adapters")
+_ALARMING = ("speculate", "lora-adapters")
 
 
 def ignored_variables(environ: Mapping[str, str]) -> list[str]:

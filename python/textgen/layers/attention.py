@@ -44,9 +44,9 @@ class SelfAttention:
         if rotation is not None:
             turned = self.ops.rotate(turned, rotation.cos, rotation.sin)
         query, key = turned[:, : self.heads], turned[:, self.heads :]
-        self.ops.write_kv(cache.keys, rows, key)
-        self.ops.write_kv(cache.values, rows, value)
-        return self.output(attention(query, key, value, cache.keys, cache.values, self.form))
+        self.ops.write_kv(cache.keys, rows, key, cache.key_scales)
+        self.ops.write_kv(cache.values, rows, value, cache.value_scales)
+        return self.output(attention(query, key, value, cache.keys, cache.values, self.form, cache.scales))
 
 
 def load_attention(

@@ -42,9 +42,9 @@ class LatentAttention:
     ) -> Tensor:
         """x [tokens, hidden]; rows [tokens] of the cache that the tokens' latents go to."""
         query, key = self._query(x, rotation), self._key(x, rotation)
-        self.ops.write_kv(cache.keys, rows, key)
+        self.ops.write_kv(cache.keys, rows, key, cache.key_scales)
         value = key[..., : self.spec.kv_rank]
-        attended = attention(query, key, value, cache.keys, cache.values, self.form)
+        attended = attention(query, key, value, cache.keys, cache.values, self.form, cache.scales)
         heads = attended.view(len(x), -1, self.spec.kv_rank).transpose(0, 1)
         return self.output((heads @ self.out_of).transpose(0, 1).flatten(1))
 

@@ -217,6 +217,11 @@ class DecoderSpec:
         return self.head_dim if self.attention.latent is not None else 2 * self.num_kv_heads * self.head_dim
 
     @property
+    def kv_rows(self) -> int:
+        """Rows of a head that are cached of a token in one layer, each of which has a scale in a cache of integers."""
+        return 1 if self.attention.latent is not None else 2 * self.num_kv_heads
+
+    @property
     def mlp_width(self) -> int:
         """The most numbers that an MLP holds between its products, per token."""
         return max(layer.mlp.width for layer in self.layers)

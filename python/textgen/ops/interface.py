@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,16 +62,31 @@ class AttentionForm:
         return all(part is None for part in (self.soft_cap, self.slopes, self.biases, self.sinks))
 
 
+class KvScales(NamedTuple):
+    """Of keys and values in int8: a scale for each token and head, each [blocks, block_size, kv_heads] float32."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class Attention(Protocol):
     """One step's attention over one window: built once per step, used by every layer with that window."""
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, form: AttentionForm
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        form: AttentionForm,
+        scales: KvScales | None = None,
     ) -> Tensor:
         """Attend from each token to its own sequence, up to itself.
 
         query [tokens, heads, head_dim]; key [tokens, kv_heads, head_dim] and value [tokens, kv_heads, value_dim] of the
         step, already in the cache; keys, values [blocks, block_size, kv_heads, head_dim or value_dim].
+        scales: where keys and values are int8; each number is then number * scale in the query's dtype.
         Returns [tokens, heads * value_dim].
         """
         ...
@@ -96,7 +111,7 @@ class Ops(Protocol):
 
     def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor: ...
 
-    def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor) -> None: ...
+    def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None: ...
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None: ...
 

@@ -10,6 +10,7 @@ from textgen.models.spec import Activation, ClampedSilu, GatedActivation
 from textgen.ops.interface import Attention, CrossLayout, SegmentLayout
 from textgen.ops.reference_attention import PagedAttention
 from textgen.ops.reference_cross import CrossAttention
+from textgen.quantization.rows import quantize_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -90,12 +91,16 @@ def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
 
 
-def write_kv(cache: Tensor, rows: Tensor, new: Tensor) -> None:
+def write_kv(cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None:
     """Scatter new keys (or values) into the paged cache.
 
     cache [blocks, block_size, kv_heads, head_dim]; rows [tokens] int64 = block * block_size + offset;
-    new [tokens, kv_heads, head_dim].
+    new [tokens, kv_heads, head_dim]; scales, of a cache in int8, [blocks, block_size, kv_heads] float32: max|x| / 127
+    of each token and head.
     """
+    if scales is not None:
+        new, scale = quantize_rows(new.float())
+        scales.view(-1, scales.shape[2]).index_copy_(0, rows, scale[..., 0])
     cache.view(-1, *cache.shape[2:]).index_copy_(0, rows, new)
 
 

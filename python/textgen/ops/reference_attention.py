@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from textgen.ops.interface import AttentionForm, Ints, SegmentLayout
+from textgen.ops.interface import AttentionForm, Ints, KvScales, SegmentLayout
 from textgen.ops.reference_scores import attend_with_form
 
 MIN_GROUP = 64  # contexts shorter than this share a group: padding them costs less than one more call
@@ -38,8 +38,8 @@ class _Chunk:
 
     tokens: slice
     positions: range  # of its tokens, counted from the first row that is gathered
-    rows: Tensor | None  # [context] rows of the cache; None: the segment is its whole context
-    mask: Tensor | None  # [tokens, context]; None: plainly causal
+    rows: Tensor  # [context] rows of the cache
+    mask: Tensor | None  # [tokens, context]; None: plainly causal, and the segment is its whole context
 
 
 class PagedAttention:
@@ -61,23 +61,28 @@ class PagedAttention:
         return [self._chunk(int(index)) for index in np.flatnonzero(self.layout.lengths != 1)]
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, form: AttentionForm
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        form: AttentionForm,
+        scales: KvScales | None = None,
     ) -> Tensor:
         tokens, heads = query.shape[:2]
-        keys, values = keys.view(-1, *keys.shape[2:]), values.view(-1, *values.shape[2:])
+        cached = _Cached(keys, values, scales, query.dtype)
         if len(self._groups) == 1 and self._groups[0].tokens is None:
-            return _attend_single(self._groups[0], query, keys, values, form).view(tokens, -1)
+            return _attend_single(self._groups[0], query, cached, form).view(tokens, -1)
         out = torch.empty((tokens, heads, value.shape[-1]), dtype=query.dtype, device=query.device)
         for group in self._groups:
             if group.tokens is not None:
                 mine = query.index_select(0, group.tokens)
-                out.index_copy_(0, group.tokens, _attend_single(group, mine, keys, values, form))
+                out.index_copy_(0, group.tokens, _attend_single(group, mine, cached, form))
         for chunk in self._chunks:
             own = chunk.tokens
-            if chunk.rows is None:
-                k, v = key[own], value[own]
-            else:
-                k, v = keys.index_select(0, chunk.rows), values.index_select(0, chunk.rows)
+            # Integers of the cache are not what the segment brings.
+            k, v = (key[own], value[own]) if chunk.mask is None and scales is None else cached.rows(chunk.rows)
             if form.is_plain:
                 out[own] = _attend_chunk(query[own], k, v, chunk.mask, form.scale)
             else:
@@ -113,15 +118,16 @@ class PagedAttention:
         offset, start, length = (int(column[index]) for column in (layout.offsets, layout.starts, layout.lengths))
         tokens, end = slice(offset, offset + length), start + length
         if start == 0 and (self.window is None or end <= self.window):
-            return _Chunk(tokens, range(length), rows=None, mask=None)
+            rows = self._to_device(self._rows(np.int64(index), np.arange(length)))
+            return _Chunk(tokens, range(length), rows, mask=None)
         begin = 0 if self.window is None else max(start - self.window + 1, 0)
         of_query = torch.arange(start, end, device=self._device)[:, None]
         of_key = torch.arange(begin, end, device=self._device)
         mask = of_key <= of_query
         if self.window is not None:
             mask &= of_key > of_query - self.window
-        rows = self._rows(np.int64(index), np.arange(begin, end))
-        return _Chunk(tokens, range(start - begin, end - begin), rows=self._to_device(rows), mask=mask)
+        rows = self._to_device(self._rows(np.int64(index), np.arange(begin, end)))
+        return _Chunk(tokens, range(start - begin, end - begin), rows, mask)
 
     def _rows(self, segment: Ints | np.int64, positions: Ints) -> Ints:
         blocks, offsets = np.divmod(positions, self.layout.block_size)
@@ -143,13 +149,35 @@ def _similar(ends: Ints, members: Ints, window: int | None) -> list[Ints]:
     return [members[classes == value] for value in np.unique(classes)]
 
 
-def _attend_single(group: _SingleTokens, query: Tensor, keys: Tensor, values: Tensor, form: AttentionForm) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """Keys and values of a layer, read as numbers of a dtype where they are integers."""
+
+    keys: Tensor
+    values: Tensor
+    scales: KvScales | None
+    dtype: torch.dtype
+
+    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, kv_heads, dim]."""
+        if self.scales is None:
+            return _take(self.keys, rows), _take(self.values, rows)
+        key, value = (
+            (_take(numbers, rows) * _take(scales, rows)[..., None]).to(self.dtype)
+            for numbers, scales in ((self.keys, self.scales.keys), (self.values, self.scales.values))
+        )
+        return key, value
+
+
+def _take(stored: Tensor, rows: Tensor) -> Tensor:
+    return stored.view(-1, *stored.shape[2:]).index_select(0, rows)
+
+
+def _attend_single(group: _SingleTokens, query: Tensor, cached: _Cached, form: AttentionForm) -> Tensor:
     """[n, heads, value_dim]. Query heads that share a kv head stand in for a sequence of queries: no repeated KV."""
     _, heads, head_dim = query.shape
-    kv_heads = keys.shape[1]
-    shape = (group.count, group.context, kv_heads)
-    k = keys.index_select(0, group.rows).view(*shape, -1)
-    v = values.index_select(0, group.rows).view(*shape, -1)
+    kv_heads = cached.keys.shape[2]
+    k, v = (taken.view(group.count, group.context, kv_heads, -1) for taken in cached.rows(group.rows))
     if not form.is_plain:
         return attend_with_form(query[:, None], k, v, group.lengths[:, None] - 1, None, form)[:, 0]
     q = query.view(group.count, kv_heads, heads // kv_heads, head_dim)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from textgen.ops.interface import AttentionForm, CrossLayout, SegmentLayout
+from textgen.ops.interface import AttentionForm, CrossLayout, KvScales, SegmentLayout
 from textgen.ops.reference_attention import PagedAttention
 
 
@@ -22,7 +22,7 @@ class _Chunk:
 
 
 class CrossAttention:
-    """See `Attention`; key and value are not used but for their shapes. Only plain forms are known, biases are not."""
+    """See `Attention`; key and value are not used but for their shapes. Only plain forms of floats are known."""
 
     def __init__(self, layout: CrossLayout, device: torch.device) -> None:
         alone = np.flatnonzero(layout.lengths == 1)
@@ -40,7 +40,14 @@ class CrossAttention:
         self._chunks = [_chunk(layout, int(index), device) for index in several]
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, form: AttentionForm
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        form: AttentionForm,
+        scales: KvScales | None = None,
     ) -> Tensor:
         if self._single is not None and not self._chunks:
             return self._single(query, key, value, keys, values, form)

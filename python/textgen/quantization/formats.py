@@ -1,13 +1,17 @@
-"""What `--quantize` may say, and the bytes it makes of a model. Without torch: the launcher plans with it."""
+"""What `--quantize` and `--kv-cache-dtype` may say, and the bytes that a model then takes.
+
+Without torch: the launcher plans with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from textgen.models.spec import DecoderSpec, ExpertsSpec
 
 NAMES = ("int8", "int4")
+KV_CACHE = ("auto", "int8")
 BLOCK_BYTES = {
     "Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "Q4_K": 2368 / 4096, "Q5_K": 2880 / 4096, "Q6_K": 3392 / 4096,
 }  # fmt: skip
@@ -27,6 +31,10 @@ OF_TGI = {
     "marlin": "checkpoints in Marlin's format are not read yet",
 }
 """Names of Text Generation Inference that are refused, and what to do instead."""
+KV_CACHE_OF_OTHERS = dict.fromkeys(
+    ("fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2"), "use int8, which is as small and keeps more of each number"
+)
+"""The same of a cache's types, those of vLLM too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +47,20 @@ class Blocks:
 
 def quantize_name(value: str) -> str:
     """One of `NAMES`. Raises `ValueError` with the end of a sentence that says which there are."""
+    return _one_of(NAMES, OF_TGI, value)
+
+
+def kv_cache_name(value: str) -> str:
+    """One of `KV_CACHE`. Raises as `quantize_name`."""
+    return _one_of(KV_CACHE, KV_CACHE_OF_OTHERS, value)
+
+
+def _one_of(names: Sequence[str], refused: Mapping[str, str], value: str) -> str:
     word = value.strip().lower()
-    if word in NAMES:
+    if word in names:
         return word
-    why = f" ({OF_TGI[word]})" if word in OF_TGI else ""
-    raise ValueError(f"must be one of {', '.join(NAMES)}{why}")
+    why = f" ({refused[word]})" if word in refused else ""
+    raise ValueError(f"must be one of {', '.join(names)}{why}")
 
 
 def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None) -> int:

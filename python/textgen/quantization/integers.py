@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from textgen.layers.weight import LoadContext, Part, Weight
+from textgen.quantization.rows import quantize_rows
 
-LARGEST = 127
 LEAST4, MOST4 = -8, 7
 STRETCH = 2**22  # numbers quantized at a time: what is between stays small beside the weights
 GROUPS = (128, 64, 32)
@@ -128,13 +128,6 @@ class Int4Format:
 
     def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
         return self.of(values)
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers from -127 to 127, int8, and the scale of each row (the last dimension), float32 [..., 1]."""
-    largest = x.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest > 0, LARGEST / largest, 0.0)
-    return (x * inverse).round_().to(torch.int8), largest / LARGEST
 
 
 def multiply_groups(x: Tensor, numbers: Tensor, group: int, bias: Tensor | None) -> Tensor:

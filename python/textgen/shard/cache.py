@@ -51,16 +51,22 @@ def allocate_cache(
 ) -> KvCache:
     """An empty cache. Its memory is not touched: rows are read only after they were written.
 
+    dtype: int8 comes with a scale for each token and head.
     groups: how layers share out pages (None: all are one group, and a page is a block).
     """
     latent = spec.attention.latent
     heads = spec.num_kv_heads if latent is not None else spec.num_kv_heads // parallel.world_size
 
     def place() -> LayerCache:
-        keys = torch.empty((num_pages, block_size, heads, spec.head_dim), dtype=dtype, device=device)
+        rows = (num_pages, block_size, heads)
+        keys, scales = torch.empty((*rows, spec.head_dim), dtype=dtype, device=device), None
+        if dtype == torch.int8:
+            scales = torch.empty(rows, dtype=torch.float32, device=device)
         if latent is not None:
-            return LayerCache(keys, keys[..., : latent.kv_rank], values_in_keys=True)
-        return LayerCache(keys, torch.empty_like(keys))
+            return LayerCache(keys, keys[..., : latent.kv_rank], True, scales, scales)
+        return LayerCache(
+            keys, torch.empty_like(keys), False, scales, None if scales is None else torch.empty_like(scales)
+        )
 
     of_layers = tuple(range(spec.num_layers)) if groups is None else groups.place
     places = tuple(place() for _ in range(max(of_layers) + 1))

@@ -137,7 +137,8 @@ def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
         encoder=model.spec.encoder is not None,
     )
     groups = group_layers(model.spec.windows, settings.max_context)
-    cache = allocate_cache(model.spec, settings.num_blocks, settings.block_size, dtype, device, parallel, groups)
+    stored = dtype if settings.kv_cache_dtype == "auto" else torch.int8
+    cache = allocate_cache(model.spec, settings.num_blocks, settings.block_size, stored, device, parallel, groups)
     slots = Slots(settings.max_slots, settings.max_context, settings.block_size, device, groups.windows, bounds.encoder)
     wide = WideSize(settings.max_batch_tokens, settings.max_slots, settings.max_top_n)
     masks = MaskSize(settings.max_slots, model.spec.vocab_size)

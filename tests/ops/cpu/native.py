@@ -21,7 +21,7 @@ ROPE_TABLE, ARGMAX = 12, 13
 ADD, BY_POSITION, LAYER_NORM = 1, 2, 2  # flags
 EXPERTS, MOVE, ROUTE, SWITCH, PICK = 11, 14, 15, 16, 17
 PACKED, NORMALIZED = 4, 1  # flags
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 5}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.int32: 5}
 
 
 class Op(ctypes.Structure):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from textgen.ops import AttentionForm, SegmentLayout, reference
+from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference
 
 from .native import ATTENTION, DTYPES, Native, Step
 from .test_rows import KINDS, wider
@@ -27,7 +27,7 @@ def forms(heads: int) -> dict[str, AttentionForm]:
 
 
 class Case:
-    """Segments over shuffled blocks in a cache that is otherwise NaN."""
+    """Segments over shuffled blocks in a cache that is otherwise NaN. stored: its dtype, where that is another."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Case:
         block: int,
         form: AttentionForm,
         window: int | None,
+        stored: torch.dtype | None = None,
     ) -> None:
         (self.heads, self.kv_heads), (self.dim, self.value_dim) = heads, dims
         self.form, self.window, self.block = form, window, block
@@ -50,15 +51,20 @@ class Case:
         for row, count in enumerate(blocks):
             self.tables[row, :count] = [free.pop() for _ in range(count)]
         shape = (int(blocks.sum()) + 5, block, self.kv_heads)
-        self.keys = torch.full((*shape, self.dim), torch.nan, dtype=dtype)
-        self.values = torch.full((*shape, self.value_dim), torch.nan, dtype=dtype)
+        self.scales: KvScales | None = None
+        self.keys, self.values = (torch.zeros((*shape, size), dtype=stored or dtype) for size in dims)
+        if stored == torch.int8:
+            self.scales = KvScales(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
+        else:
+            self.keys.fill_(torch.nan)
+            self.values.fill_(torch.nan)
         new: list[tuple[Tensor, Tensor]] = []
         for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
             k, v = (torch.randn(end, self.kv_heads, size).to(dtype) for size in dims)
             at = np.arange(end)
             rows = torch.from_numpy(self.tables[row, at // block].astype(np.int64) * block + at % block)
-            reference.write_kv(self.keys, rows, k)
-            reference.write_kv(self.values, rows, v)
+            reference.write_kv(self.keys, rows, k, self.scales and self.scales.keys)
+            reference.write_kv(self.values, rows, v, self.scales and self.scales.values)
             new.append((k[start:], v[start:]))
         self.new_keys, self.new_values = (torch.cat(parts) for parts in zip(*new, strict=True))
         self.query = wider(torch.randn(int(lengths.sum()), self.heads * self.dim).to(dtype))
@@ -69,7 +75,8 @@ class Case:
         attention = reference.attention(self.layout, self.window, self.keys)
         query = self.query.reshape(-1, self.heads, self.dim)
         new_keys, new_values = self.new_keys.to(dtype), self.new_values.to(dtype)
-        return attention(query.to(dtype), new_keys, new_values, self.keys.to(dtype), self.values.to(dtype), self.form)
+        keys, values = (self.keys, self.values) if self.scales else (self.keys.to(dtype), self.values.to(dtype))
+        return attention(query.to(dtype), new_keys, new_values, keys, values, self.form, self.scales)
 
     @property
     def op(self) -> tuple[int, dict[int, int], dict[int, float], int]:
@@ -80,6 +87,8 @@ class Case:
         for at, values in ((13, form.slopes), (14, form.sinks), (15, form.biases)):
             args[at] = 0 if values is None else values.data_ptr()
         args[16] = 0 if form.biases is None else form.biases.shape[1]
+        if self.scales is not None:
+            args |= {17: self.scales.keys.data_ptr(), 18: self.scales.values.data_ptr()}
         return ATTENTION, args, {0: form.scale, 1: form.soft_cap or 0.0}, 0
 
     @property
@@ -96,14 +105,16 @@ class Case:
 
     def check(self, native: Native) -> None:
         """float32 within 1e-4; bfloat16 within what weights and result lose when they are rounded (2^-8 each of values
-        of about 1), and no farther from the exact result than twice what the reference is."""
+        of about 1; keys that were integers are rounded too, and scores of about 8 with them), and no farther from the
+        exact result than twice what the reference is."""
         y = wider(torch.empty(len(self.query), self.heads * self.value_dim, dtype=self.query.dtype))
         native.run(self.op, [self.query, y], self.step)
         exact = self.expected(torch.float32)
         if y.dtype == torch.float32:
             torch.testing.assert_close(y, exact, rtol=1e-4, atol=2e-5)
             return
-        torch.testing.assert_close(y.float(), exact, rtol=2**-7, atol=2**-7)
+        bound = 2**-7 if self.scales is None else 2**-5
+        torch.testing.assert_close(y.float(), exact, rtol=bound, atol=bound)
         theirs = (self.expected(torch.bfloat16).float() - exact).abs()
         assert (y.float() - exact).abs().mean() <= 2 * theirs.mean() + 1e-6
 
@@ -139,6 +150,31 @@ def test_a_cache_of_float16(native: Native, rng: random.Random) -> None:
 
 
 @KINDS
+@pytest.mark.parametrize("kind", ["plain", "all"])
+def test_a_cache_of_integers(native: Native, rng: random.Random, dtype: torch.dtype, kind: str) -> None:
+    """Scales where nobody has written are NaN."""
+    heads, dims = rng.choice([(9, 3), (8, 1)]), rng.choice([(64, 64), (64, 64), (40, 72), (8, 5), (128, 128)])
+    window, form = rng.choice([None, None, 70]), forms(heads[0])[kind]
+    found = segments(rng, rng.randint(1, 6))
+    Case(rng, dtype, heads, dims, found, rng.choice([1, 16, 60]), form, window, torch.int8).check(native)
+
+
+@KINDS
+def test_one_long_sequence_in_integers(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
+    shape = rng.choice([(0, 200), (500, 90), (1500, 1)])
+    Case(rng, dtype, (9, 3), (64, 64), [shape], 16, AttentionForm(0.125), None, torch.int8).check(native)
+
+
+@KINDS
+def test_latent_heads_in_integers(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
+    case = Case(rng, dtype, (20, 1), (72, 72), [(0, 9), (130, 1)], 16, AttentionForm(0.1), None, torch.int8)
+    assert case.scales is not None
+    case.value_dim, case.values, case.new_values = 40, case.keys[..., :40], case.new_keys[..., :40]
+    case.scales = KvScales(case.scales.keys, case.scales.keys)
+    case.check(native)
+
+
+@KINDS
 def test_latent_heads(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
     """One wide head of the cache whose values are the first numbers of its keys."""
     case = Case(rng, dtype, (20, 1), (72, 40), [(0, 9), (130, 1)], 16, AttentionForm(0.1), None)
@@ -167,3 +203,5 @@ def test_what_does_not_fit_is_refused(native: Native, rng: random.Random) -> Non
         native.plan((kind, args | {4: 65}, numbers, flags), [case.query, y])
     with pytest.raises(ValueError, match="no cache"):
         native.plan((kind, args | {7: 0}, numbers, flags), [case.query, y])
+    with pytest.raises(ValueError, match="no scales"):
+        native.plan((kind, args | {9: DTYPES[torch.int8]}, numbers, flags), [case.query, y])

@@ -61,19 +61,19 @@ def drawn(architecture: str, folder: Path, dtype: torch.dtype, form: WeightForma
     return model
 
 
-def poisoned(model: Model) -> KvCache:
-    """A cache full of NaN: whatever is read before it was written shows."""
-    cache = allocate_cache(model.spec, BLOCKS, BLOCK, model.like.dtype, CPU, Parallel())
+def poisoned(model: Model, dtype: torch.dtype | None = None) -> KvCache:
+    """A cache full of NaN, or of integers with such scales: whatever is read before it was written shows."""
+    cache = allocate_cache(model.spec, BLOCKS, BLOCK, dtype or model.like.dtype, CPU, Parallel())
     for layer in cache.layers:
-        layer.keys.fill_(torch.nan)
-        layer.values.fill_(torch.nan)
+        for stored in layer.stored:
+            stored.fill_(torch.nan if stored.is_floating_point() else 0)
     return cache
 
 
 @torch.inference_mode()
-def logits(model: Model, seed: int) -> torch.Tensor:
+def logits(model: Model, seed: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Of all tokens of four sequences that run in chunks and side by side in shuffled blocks."""
-    rng, cache = random.Random(seed), poisoned(model)
+    rng, cache = random.Random(seed), poisoned(model, dtype)
     blocks = rng.sample(range(BLOCKS), BLOCKS)
     sequences = [Sequence(random_prompt(rng, n), blocks[20 * i : 20 * i + 20]) for i, n in enumerate((70, 9, 33, 1))]
     for lengths in ((40, 1, 30, 1), (29, 7, 1, 0), (1, 1, 2, 0)):
@@ -176,6 +176,22 @@ def test_quantized_weights_multiply_alike(form: WeightFormat, tmp_path: Path) ->
         assert float(missed.median()) < 1e-2
     float32 = logits(load(tmp_path), 6)
     assert float(((expected - float32).norm(dim=-1) / float32.norm(dim=-1)).median()) > 1e-3, "nothing was quantized"
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM"]
+)
+def test_a_cache_of_integers_is_read_alike(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the median, as quantized weights; and it is not far from a cache of floats."""
+    decoder = drawn(architecture, tmp_path, torch.float32)
+    recording = record(decoder)
+    seed, floats = clear_logits(decoder, fresh_rng(), monkeypatch)
+    expected = logits(decoder, seed, torch.int8)
+    for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording, threads=2)):
+        missed = (logits(model, seed, torch.int8) - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert float(missed.median()) < 2e-3
+    lost = ((expected - floats).norm(dim=-1) / floats.norm(dim=-1)).median()
+    assert 1e-5 < float(lost) < 0.1, "nothing was quantized, or too much lost"
 
 
 def test_a_block_of_llama_is_nine_operations(tmp_path: Path) -> None:

@@ -28,12 +28,15 @@ Attention read_form(const tg_op &op, const tg_buffer *buffers) {
   form.q_dtype = buffers[form.q].dtype;
   form.keys = address<const char>(op.args[TG_ATTENTION_KEYS]);
   form.values = address<const char>(op.args[TG_ATTENTION_VALUES]);
+  form.key_scales = address<const float>(op.args[TG_ATTENTION_KEY_SCALES]);
+  form.value_scales = address<const float>(op.args[TG_ATTENTION_VALUE_SCALES]);
   form.slopes = address<const float>(op.args[TG_ATTENTION_SLOPES]);
   form.sinks = address<const float>(op.args[TG_ATTENTION_SINKS]);
   form.biases = address<const float>(op.args[TG_ATTENTION_BIASES]);
   form.scale = static_cast<float>(op.numbers[TG_ATTENTION_SCALE]);
   form.cap = static_cast<float>(op.numbers[TG_ATTENTION_CAP]);
-  const bool pairs = form.q_dtype == TG_BF16 && form.cache_dtype == TG_BF16;  // what instructions on bfloat16 multiply
+  // What instructions on bfloat16 multiply; integers of the cache become such.
+  const bool pairs = form.q_dtype == TG_BF16 && (form.cache_dtype == TG_BF16 || form.cache_dtype == TG_I8);
   form.tiles = kHasTiles && pairs;
   form.padded_dim = round_up(form.head_dim, pairs ? 32 : kLanes);
   form.value_lanes = round_up(form.value_dim, kLanes);
@@ -258,7 +261,11 @@ const char *attention_check(const tg_op &op, const Shape &shape) {
     return "attention: q or y is narrower than its heads";
   }
   if (shape.buffers[q].extent != TG_TOKENS || shape.buffers[y].extent != TG_TOKENS) return "attention: q or y is not by token";
-  if (!is_stored(op.args[TG_ATTENTION_CACHE_DTYPE])) return "attention: the cache is not one of floats";
+  const int64_t dtype = op.args[TG_ATTENTION_CACHE_DTYPE];
+  if (!is_cached(dtype)) return "attention: the cache is not one of floats or 8-bit integers";
+  if (dtype == TG_I8 && (op.args[TG_ATTENTION_KEY_SCALES] == 0 || op.args[TG_ATTENTION_VALUE_SCALES] == 0)) {
+    return "attention: a cache of integers has no scales";
+  }
   if (op.args[TG_ATTENTION_KEYS] == 0 || op.args[TG_ATTENTION_VALUES] == 0) return "attention: there is no cache";
   if (op.args[TG_ATTENTION_BIASES] != 0 && op.args[TG_ATTENTION_DISTANCES] < 1) return "attention: biases of no distance";
   if (op.args[TG_ATTENTION_GROUP] < 0 || op.args[TG_ATTENTION_WINDOW] < 0) return "attention: group or window is negative";

@@ -35,6 +35,7 @@ struct Attention {
   int64_t value_lanes;   // value_dim, in whole vectors
   int64_t cache_dtype, q_dtype;
   const char *keys, *values;
+  const float *key_scales, *value_scales;  // of a cache of integers
   const float *slopes, *sinks, *biases;
   float scale, cap;
   const tg_group *group;
@@ -69,7 +70,7 @@ struct Workspace {
   Partial tail, whole;        // of one that another goes on with; of any other
   float *scores;              // [kRows, kUnit], or [32, kTileUnit]
   char *query;                // [rows, padded_dim] float32 or bfloat16
-  char *keys;                 // a unit's keys (and values), padded or packed
+  char *keys;                 // a unit's keys (and values), padded; or packed, and behind them padded
   char *values;
   char *weights;  // [32, kTileUnit] bfloat16
 };
@@ -222,5 +223,41 @@ struct Rows {
     return row;
   }
 };
+
+// Numbers of a cache for one head: where they lie, and what attention takes of them.
+struct Cached {
+  const char *address;
+  const float *scales;  // of integers
+  int64_t stride, kv_heads, head, dim;
+  int64_t padded;  // dim in whole vectors
+};
+TG_INLINE Cached cached_keys(const Attention &form, int64_t head) {
+  return {form.keys, form.key_scales, form.key_stride, form.kv_heads, head, form.head_dim, form.padded_dim};
+}
+TG_INLINE Cached cached_values(const Attention &form, int64_t head, int64_t padded) {
+  return {form.values, form.value_scales, form.value_stride, form.kv_heads, head, form.value_dim, padded};
+}
+
+// Where the numbers of some rows lie as T, S being what the cache has: there, or in `copies` where they are integers or end within a
+// vector, which then goes on with zeros.
+template <typename T, typename S>
+TG_INLINE void locate(const Cached &cached, const int64_t *rows, int64_t count, T *copies, const T **places) {
+  const S *from = reinterpret_cast<const S *>(cached.address) + cached.head * cached.dim;
+  for (int64_t i = 0; i < count; i++) {
+    const S *numbers = from + rows[i] * cached.stride;
+    T *copy = copies + i * cached.padded;
+    places[i] = copy;
+    if constexpr (sizeof(S) == 1) {
+      const float scale = cached.scales[rows[i] * cached.kv_heads + cached.head];
+      by_vector(0, cached.dim, [&](int64_t at, int lanes) { store_lanes(copy + at, load_lanes(numbers + at, lanes) * scale, lanes); });
+    } else if (cached.dim == cached.padded) {
+      places[i] = numbers;
+      continue;
+    } else {
+      memcpy(copy, numbers, cached.dim * sizeof(T));
+    }
+    memset(copy + cached.dim, 0, (cached.padded - cached.dim) * sizeof(T));
+  }
+}
 
 }  // namespace tg::TG_ISA

@@ -2,6 +2,7 @@
 //
 // Keys become 16 x 16 pairs of numbers turned about their diagonal, values pairs of neighbouring rows: the two forms in which
 // a tile is the right side of a product. A unit is packed once for all rows of a task.
+#include "../tile.h"
 #include "attention.h"
 
 namespace tg::TG_ISA {
@@ -12,16 +13,6 @@ namespace {
 
 constexpr int64_t kTile = 512;  // bfloat16 numbers of a tile
 constexpr int64_t kBlock = 32;  // rows whose scores are worked on at a time
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// GCC's tile intrinsics do not say that they touch memory.
-TG_INLINE void memory_fence() { __asm__ volatile("" ::: "memory"); }
-TG_INLINE void configure(const TileConfig &config) { __asm__ volatile("ldtilecfg %0" ::"m"(config)); }
 
 // The transpose of 16 x 16 numbers of 32 bits.
 TG_INLINE void transpose(__m512i *r) {
@@ -54,22 +45,13 @@ TG_INLINE void transpose(__m512i *r) {
   }
 }
 
-// 32 numbers of a row that has `left` more.
-TG_INLINE __m512i load_row(const Bf16 *from, int64_t left) {
-  if (left >= 32) return _mm512_loadu_si512(from);
-  return _mm512_maskz_loadu_epi16((__mmask32)((1ull << left) - 1), from);
-}
-
 // Tiles [keys / 16][padded_dim / 32]; keys from `count` on are copies of the last.
-void pack_keys(const Attention &form, const Task &task, const int64_t *rows, int64_t count, Bf16 *to) {
-  const Bf16 *keys = reinterpret_cast<const Bf16 *>(form.keys) + task.kv_head * form.head_dim;
+void pack_keys(const Attention &form, const Bf16 *const *keys, int64_t count, Bf16 *to) {
   for (int64_t key = 0; key < count; key += 16) {
     for (int64_t d = 0; d < form.padded_dim; d += 32) {
       __m512i tile[16];
 #pragma GCC unroll 16
-      for (int64_t i = 0; i < 16; i++) {
-        tile[i] = load_row(keys + rows[least(key + i, count - 1)] * form.key_stride + d, form.head_dim - d);
-      }
+      for (int64_t i = 0; i < 16; i++) tile[i] = _mm512_loadu_si512(keys[least(key + i, count - 1)] + d);
       transpose(tile);
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; i++) _mm512_store_si512(to + i * 32, tile[i]);
@@ -79,8 +61,7 @@ void pack_keys(const Attention &form, const Task &task, const int64_t *rows, int
 }
 
 // Tiles [keys / 32][padded_value / 16]; keys from `count` on are zeros.
-void pack_values(const Attention &form, const Task &task, const int64_t *rows, int64_t count, Bf16 *to) {
-  const Bf16 *values = reinterpret_cast<const Bf16 *>(form.values) + task.kv_head * form.value_dim;
+void pack_values(const Attention &form, const Bf16 *const *values, int64_t count, Bf16 *to) {
   alignas(64) uint16_t low[32], high[32];
   for (int i = 0; i < 16; i++) {
     low[2 * i] = i, low[2 * i + 1] = i + 32;
@@ -91,9 +72,9 @@ void pack_values(const Attention &form, const Task &task, const int64_t *rows, i
   for (int64_t key = 0; key < count; key += 32) {
     for (int64_t d = 0; d < form.padded_value; d += 32) {
       for (int64_t i = 0; i < 16; i++) {
-        const int64_t at = key + 2 * i, left = form.value_dim - d;
-        const __m512i a = at < count ? load_row(values + rows[at] * form.value_stride + d, left) : zero;
-        const __m512i b = at + 1 < count ? load_row(values + rows[at + 1] * form.value_stride + d, left) : zero;
+        const int64_t at = key + 2 * i;
+        const __m512i a = at < count ? _mm512_loadu_si512(values[at] + d) : zero;
+        const __m512i b = at + 1 < count ? _mm512_loadu_si512(values[at + 1] + d) : zero;
         _mm512_store_si512(to + i * 32, _mm512_permutex2var_epi16(a, of_low, b));
         _mm512_store_si512(to + kTile + i * 32, _mm512_permutex2var_epi16(a, of_high, b));
       }
@@ -106,68 +87,64 @@ void pack_values(const Attention &form, const Task &task, const int64_t *rows, i
 TG_INLINE void multiply_keys(const Attention &form, const Bf16 *query, const Bf16 *keys, int64_t padded, bool both,
                              float *scores) {
   const int64_t chunks = form.padded_dim / 32, stride = form.padded_dim * 2;
-  memory_fence();
   for (int64_t key = 0; key < padded; key += 32, keys += 2 * chunks * kTile) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
     for (int64_t c = 0; c < chunks; c++) {
-      _tile_loadd(4, query + c * 32, stride);
-      _tile_loadd(6, keys + c * kTile, 64);
-      _tile_loadd(7, keys + (chunks + c) * kTile, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
+      tile_load<4>(query + c * 32, stride);
+      tile_load<6>(keys + c * kTile, 64);
+      tile_load<7>(keys + (chunks + c) * kTile, 64);
+      tile_dot<false, 0, 4, 6>();
+      tile_dot<false, 1, 4, 7>();
       if (both) {
-        _tile_loadd(5, query + 16 * form.padded_dim + c * 32, stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        tile_load<5>(query + 16 * form.padded_dim + c * 32, stride);
+        tile_dot<false, 2, 5, 6>();
+        tile_dot<false, 3, 5, 7>();
       }
     }
-    _tile_stored(0, scores + key, kTileUnit * 4);
-    _tile_stored(1, scores + key + 16, kTileUnit * 4);
+    tile_store<0>(scores + key, kTileUnit * 4);
+    tile_store<1>(scores + key + 16, kTileUnit * 4);
     if (both) {
-      _tile_stored(2, scores + 16 * kTileUnit + key, kTileUnit * 4);
-      _tile_stored(3, scores + 16 * kTileUnit + key + 16, kTileUnit * 4);
+      tile_store<2>(scores + 16 * kTileUnit + key, kTileUnit * 4);
+      tile_store<3>(scores + 16 * kTileUnit + key + 16, kTileUnit * 4);
     }
   }
-  memory_fence();
 }
 
 // out [32, padded_value] += weights [32, padded keys] * values.
 TG_INLINE void multiply_values(const Attention &form, const Bf16 *weights, const Bf16 *values, int64_t padded, bool both,
                                float *out) {
   const int64_t tiles = form.padded_value / 16, stride = form.padded_value * 4;
-  memory_fence();
   for (int64_t tile = 0; tile < tiles; tile += 2) {
     float *lower = out + 16 * form.padded_value + tile * 16;
-    _tile_loadd(0, out + tile * 16, stride);
-    _tile_loadd(1, out + tile * 16 + 16, stride);
+    tile_load<0>(out + tile * 16, stride);
+    tile_load<1>(out + tile * 16 + 16, stride);
     if (both) {
-      _tile_loadd(2, lower, stride);
-      _tile_loadd(3, lower + 16, stride);
+      tile_load<2>(lower, stride);
+      tile_load<3>(lower + 16, stride);
     }
     for (int64_t key = 0; key < padded; key += 32) {
       const Bf16 *right = values + (key / 32 * tiles + tile) * kTile;
-      _tile_loadd(4, weights + key, kTileUnit * 2);
-      _tile_loadd(6, right, 64);
-      _tile_loadd(7, right + kTile, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
+      tile_load<4>(weights + key, kTileUnit * 2);
+      tile_load<6>(right, 64);
+      tile_load<7>(right + kTile, 64);
+      tile_dot<false, 0, 4, 6>();
+      tile_dot<false, 1, 4, 7>();
       if (both) {
-        _tile_loadd(5, weights + 16 * kTileUnit + key, kTileUnit * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        tile_load<5>(weights + 16 * kTileUnit + key, kTileUnit * 2);
+        tile_dot<false, 2, 5, 6>();
+        tile_dot<false, 3, 5, 7>();
       }
     }
-    _tile_stored(0, out + tile * 16, stride);
-    _tile_stored(1, out + tile * 16 + 16, stride);
+    tile_store<0>(out + tile * 16, stride);
+    tile_store<1>(out + tile * 16 + 16, stride);
     if (both) {
-      _tile_stored(2, lower, stride);
-      _tile_stored(3, lower + 16, stride);
+      tile_store<2>(lower, stride);
+      tile_store<3>(lower + 16, stride);
     }
   }
-  memory_fence();
 }
 
 // Whether a row of rows first to last of a task sees one of `count` keys from position `key` on.
@@ -181,8 +158,7 @@ TG_INLINE bool sees(const Attention &form, const Task &task, int64_t first, int6
 
 void attend_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                      int64_t first, int64_t last) {
-  const TileConfig config;
-  configure(config);
+  TileConfig(64).use();
   Bf16 *query = reinterpret_cast<Bf16 *>(space.query), *weights = reinterpret_cast<Bf16 *>(space.weights);
   Bf16 *keys = reinterpret_cast<Bf16 *>(space.keys), *values = reinterpret_cast<Bf16 *>(space.values);
   for (int64_t row = 0; row < round_up(task.count, kBlock); row++) {
@@ -192,14 +168,23 @@ void attend_by_tiles(const Attention &form, const Task &task, const Run &run, co
     const int64_t at = task.first + row, head = task.kv_head * form.share + at % form.share;
     memcpy(to, run.row<Bf16>(form.q, task.token + at / form.share) + head * form.head_dim, form.head_dim * sizeof(Bf16));
   }
+  const Cached of_keys = cached_keys(form, task.kv_head), of_values = cached_values(form, task.kv_head, form.padded_value);
+  const Bf16 *key_places[kTileUnit], *value_places[kTileUnit];
   Rows walk(*form.group, task.segment, task.begin + first * kTileUnit);
   for (int64_t unit = first; unit < last; unit++) {
     const int64_t key = task.begin + unit * kTileUnit, count = least(kTileUnit, task.end - key);
     const int64_t padded = round_up(count, 32);
     int64_t rows[kTileUnit];
     for (int64_t i = 0; i < count; i++) rows[i] = walk.next();
-    pack_keys(form, task, rows, count, keys);
-    pack_values(form, task, rows, count, values);
+    if (form.cache_dtype == TG_I8) {
+      locate<Bf16, int8_t>(of_keys, rows, count, keys + kTileUnit * form.padded_dim, key_places);
+      locate<Bf16, int8_t>(of_values, rows, count, values + kTileUnit * form.padded_value, value_places);
+    } else {
+      locate<Bf16, Bf16>(of_keys, rows, count, keys + kTileUnit * form.padded_dim, key_places);
+      locate<Bf16, Bf16>(of_values, rows, count, values + kTileUnit * form.padded_value, value_places);
+    }
+    pack_keys(form, key_places, count, keys);
+    pack_values(form, value_places, count, values);
     for (int64_t begin = 0; begin < task.count; begin += kBlock) {
       const int64_t end = least(begin + kBlock, task.count);
       const bool both = end - begin > 16;
@@ -213,7 +198,7 @@ void attend_by_tiles(const Attention &form, const Task &task, const Run &run, co
       multiply_values(form, weights, values, padded, both, partial.out + begin * form.padded_value);
     }
   }
-  _tile_release();
+  tile_release();
 }
 
 #else

@@ -70,25 +70,12 @@ TG_INLINE void add_values(const Attention &form, const float *weights, const V *
   }
 }
 
-// Where each key's numbers lie, or a copy of them padded with zeros where they end within a vector.
-template <typename T>
-TG_INLINE void locate(const char *cache, int64_t stride, int64_t offset, int64_t dim, int64_t padded, const int64_t *rows,
-                      int64_t count, char *copies, const T **places) {
-  const T *from = reinterpret_cast<const T *>(cache) + offset;
-  for (int64_t i = 0; i < count; i++) {
-    places[i] = from + rows[i] * stride;
-    if (dim == padded) continue;
-    T *copy = reinterpret_cast<T *>(copies) + i * padded;
-    memcpy(copy, places[i], dim * sizeof(T));
-    memset(copy + dim, 0, (padded - dim) * sizeof(T));
-    places[i] = copy;
-  }
-}
-
-template <typename Q, typename T>
+// S is what the cache has, T what it becomes.
+template <typename Q, typename T, typename S>
 void attend(const Attention &form, const Task &task, const Workspace &space, const Partial &partial, int64_t first,
             int64_t last) {
   const Q *query = reinterpret_cast<const Q *>(space.query);
+  const Cached of_keys = cached_keys(form, task.kv_head), of_values = cached_values(form, task.kv_head, form.value_lanes);
   Rows walk(*form.group, task.segment, task.begin + first * kUnit);
   for (int64_t unit = first; unit < last; unit++) {
     const int64_t key = task.begin + unit * kUnit, count = least(kUnit, task.end - key);
@@ -97,10 +84,8 @@ void attend(const Attention &form, const Task &task, const Workspace &space, con
     for (int64_t i = 0; i < count; i++) rows[i] = walk.next();
     for (int64_t i = count; i < padded; i++) rows[i] = rows[count - 1];  // read, then masked
     const T *keys[kUnit], *values[kUnit];
-    locate(form.keys, form.key_stride, task.kv_head * form.head_dim, form.head_dim, form.padded_dim, rows, padded, space.keys,
-           keys);
-    locate(form.values, form.value_stride, task.kv_head * form.value_dim, form.value_dim, form.value_lanes, rows, count,
-           space.values, values);
+    locate<T, S>(of_keys, rows, padded, reinterpret_cast<T *>(space.keys), keys);
+    locate<T, S>(of_values, rows, count, reinterpret_cast<T *>(space.values), values);
     for (int64_t row = 0; row < task.count; row++) {
       float *scores = space.scores + row * kUnit;
       for (int64_t i = 0; i < padded; i += kLanes) {
@@ -147,9 +132,10 @@ void copy_queries(const Attention &form, const Task &task, const Run &run, char 
 void attend_by_vectors(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                        int64_t first, int64_t last) {
 #if defined(__AVX512BF16__)
-  if (form.q_dtype == TG_BF16 && form.cache_dtype == TG_BF16) {
+  if (form.q_dtype == TG_BF16 && (form.cache_dtype == TG_BF16 || form.cache_dtype == TG_I8)) {
     copy_queries<Bf16, Bf16>(form, task, run, space.query);
-    return attend<Bf16, Bf16>(form, task, space, partial, first, last);
+    if (form.cache_dtype == TG_I8) return attend<Bf16, Bf16, int8_t>(form, task, space, partial, first, last);
+    return attend<Bf16, Bf16, Bf16>(form, task, space, partial, first, last);
   }
 #endif
   if (form.q_dtype == TG_BF16) {
@@ -157,9 +143,10 @@ void attend_by_vectors(const Attention &form, const Task &task, const Run &run, 
   } else {
     copy_queries<float, float>(form, task, run, space.query);
   }
-  if (form.cache_dtype == TG_BF16) return attend<float, Bf16>(form, task, space, partial, first, last);
-  if (form.cache_dtype == TG_F16) return attend<float, Half>(form, task, space, partial, first, last);
-  attend<float, float>(form, task, space, partial, first, last);
+  if (form.cache_dtype == TG_I8) return attend<float, float, int8_t>(form, task, space, partial, first, last);
+  if (form.cache_dtype == TG_BF16) return attend<float, Bf16, Bf16>(form, task, space, partial, first, last);
+  if (form.cache_dtype == TG_F16) return attend<float, Half, Half>(form, task, space, partial, first, last);
+  attend<float, float, float>(form, task, space, partial, first, last);
 }
 
 }  // namespace tg::TG_ISA

@@ -16,11 +16,10 @@ using IntUnit = int16_t;
 using FloatUnit = float;
 using IntUnit = int8_t;
 #endif
-typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
 template <typename Unit>
 struct UnitsOf {
-  using Type = Bytes;
+  using Type = BVec;
 };
 template <>
 struct UnitsOf<int16_t> {

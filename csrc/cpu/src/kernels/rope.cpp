@@ -40,8 +40,12 @@ TG_INLINE void turn(T *head, const C *table, int64_t half) {
 }
 
 template <typename T, typename K>
-TG_INLINE void write(const T *from, K *to, int64_t count) {
-  by_vector(0, count, [&](int64_t i, int lanes) { store_lanes(to + i, load_lanes(from + i, lanes), lanes); });
+TG_INLINE void write(const T *from, K *to, float *scale, int64_t count) {
+  if constexpr (sizeof(K) == 1) {
+    *scale = quantize_numbers(from, to, count);
+  } else {
+    by_vector(0, count, [&](int64_t i, int lanes) { store_lanes(to + i, load_lanes(from + i, lanes), lanes); });
+  }
 }
 
 // By head: those of a token may be turned by several workers, since often there is only one token.
@@ -51,6 +55,8 @@ void rope_rows(const tg_op &op, const Run &run) {
   const int64_t dim = op.args[TG_ROPE_HEAD_DIM], value_dim = op.args[TG_ROPE_VALUE_DIM];
   const int64_t table = op.args[TG_ROPE_TABLE_BUFFER];
   K *keys = address<K>(op.args[TG_ROPE_KEYS]), *values = address<K>(op.args[TG_ROPE_VALUES]);
+  float *key_scales = address<float>(op.args[TG_ROPE_KEY_SCALES]);
+  float *value_scales = address<float>(op.args[TG_ROPE_VALUE_SCALES]);
   const int64_t *rows = run.step->group[op.args[TG_ROPE_GROUP]].rows;
   const int64_t units = heads + kv_heads + (values == nullptr ? 0 : kv_heads);
   const Share share = run.share(run.step->tokens * units);
@@ -60,7 +66,8 @@ void rope_rows(const tg_op &op, const Run &run) {
     if (unit >= heads + kv_heads) {
       const int64_t head = unit - heads - kv_heads;
       write(row + (heads + kv_heads) * dim + head * value_dim,
-            values + rows[token] * op.args[TG_ROPE_VALUE_STRIDE] + head * value_dim, value_dim);
+            values + rows[token] * op.args[TG_ROPE_VALUE_STRIDE] + head * value_dim,
+            value_scales + rows[token] * kv_heads + head, value_dim);
       continue;
     }
     T *head = row + unit * dim;
@@ -71,14 +78,15 @@ void rope_rows(const tg_op &op, const Run &run) {
       });
     }
     if (unit >= heads && keys != nullptr) {
-      write(head, keys + rows[token] * op.args[TG_ROPE_KEY_STRIDE] + (unit - heads) * dim, dim);
+      write(head, keys + rows[token] * op.args[TG_ROPE_KEY_STRIDE] + (unit - heads) * dim,
+            key_scales + rows[token] * kv_heads + (unit - heads), dim);
     }
   }
 }
 
 void rope_run(const tg_op &op, const Run &run) {
   by_dtype(run.buffer(op.args[TG_ROPE_X]).dtype, [&](auto t) {
-    by_stored(op.args[TG_ROPE_CACHE_DTYPE],
+    by_cached(op.args[TG_ROPE_CACHE_DTYPE],
               [&](auto k) { rope_rows<typename decltype(t)::type, typename decltype(k)::type>(op, run); });
   });
 }
@@ -90,7 +98,12 @@ const char *rope_check(const tg_op &op, const Shape &shape) {
   if (!shape.is_float(x) || shape.buffers[x].extent != TG_TOKENS) return "rope: x is no buffer of floats by token";
   if (op.args[TG_ROPE_HEADS] < 0 || op.args[TG_ROPE_KV_HEADS] < 0 || dim < 1 || values < 0) return "rope: a size is negative";
   if (shape.buffers[x].width < heads * dim + values) return "rope: x is narrower than its heads";
-  if (!is_stored(op.args[TG_ROPE_CACHE_DTYPE])) return "rope: the cache is not one of floats";
+  const int64_t dtype = op.args[TG_ROPE_CACHE_DTYPE];
+  if (!is_cached(dtype)) return "rope: the cache is not one of floats or 8-bit integers";
+  if (dtype == TG_I8 && ((op.args[TG_ROPE_KEYS] != 0 && op.args[TG_ROPE_KEY_SCALES] == 0) ||
+                         (op.args[TG_ROPE_VALUES] != 0 && op.args[TG_ROPE_VALUE_SCALES] == 0))) {
+    return "rope: a cache of integers has no scales";
+  }
   const int64_t first = op.args[TG_ROPE_FIRST];
   if (first < 0 || first > dim) return "rope: what turns does not begin within a head";
   if (table >= 0 &&

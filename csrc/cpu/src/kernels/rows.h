@@ -31,6 +31,16 @@ TG_INLINE void by_stored(int64_t dtype, const F &f) {
   }
 }
 
+// The same for a cache: Type<int8_t>() too.
+template <typename F>
+TG_INLINE void by_cached(int64_t dtype, const F &f) {
+  if (dtype == TG_I8) {
+    f(Type<int8_t>());
+  } else {
+    by_stored(dtype, f);
+  }
+}
+
 template <typename T>
 TG_INLINE T *address(int64_t argument) {
   return reinterpret_cast<T *>(static_cast<intptr_t>(argument));
@@ -38,6 +48,7 @@ TG_INLINE T *address(int64_t argument) {
 
 TG_INLINE bool is_float(int64_t dtype) { return dtype == TG_F32 || dtype == TG_BF16; }
 TG_INLINE bool is_stored(int64_t dtype) { return is_float(dtype) || dtype == TG_F16; }
+TG_INLINE bool is_cached(int64_t dtype) { return is_stored(dtype) || dtype == TG_I8; }
 
 // Calls f(i, lanes) for each vector of a row: lanes is kLanes but for the last.
 template <typename F>
@@ -57,6 +68,21 @@ TG_INLINE void store_lanes(T *to, Vec v, int lanes) {
   } else {
     store_part(to, v, lanes);
   }
+}
+
+// Writes numbers as 8-bit integers and gives their scale; it is none where a number is not finite.
+template <typename T>
+TG_INLINE float quantize_numbers(const T *from, int8_t *to, int64_t count) {
+  Vec top = {}, broken = {};
+  by_vector(0, count, [&](int64_t i, int lanes) {
+    const Vec v = load_lanes(from + i, lanes);
+    top = max(top, abs(v));
+    broken += v * 0.0f;
+  });
+  const float most = largest(top);
+  const Vec inverse = splat(most > 0 ? 127.0f / most : 0.0f);
+  by_vector(0, count, [&](int64_t i, int lanes) { store_lanes(to + i, round(load_lanes(from + i, lanes) * inverse), lanes); });
+  return most / 127.0f + sum(broken);
 }
 
 // 0, 1, 2, ...

@@ -145,16 +145,19 @@ class _Step:
             tables = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
             heads[..., each.first :] = reference.rotate(heads[..., each.first :], *tables)
         cache, rows = self._caches[each.layer], self.batch.rows[each.layer]
-        reference.write_kv(cache.keys, rows, heads[:, each.heads :].to(cache.keys.dtype))
+        new = [(cache.keys, heads[:, each.heads :], cache.key_scales)]
         if each.value_dim:
-            value = _split(x[:, turned:], each.value_dim)
-            reference.write_kv(cache.values, rows, value.to(cache.values.dtype))
+            new.append((cache.values, _split(x[:, turned:], each.value_dim), cache.value_scales))
+        for stored, numbers, scales in new:
+            reference.write_kv(stored, rows, numbers if scales is not None else numbers.to(stored.dtype), scales)
 
     def _attend(self, each: Attend) -> Tensor:
         cache, rows = self._caches[each.layer], self.batch.rows[each.layer]
-        query = _split(self.at(each.x), each.head_dim).to(cache.keys.dtype)
+        query = _split(self.at(each.x), each.head_dim)
+        if cache.scales is None:
+            query = query.to(cache.keys.dtype)
         key, value = (stored.view(-1, *stored.shape[2:])[rows] for stored in (cache.keys, cache.values))
-        return self.batch.attention[each.layer](query, key, value, cache.keys, cache.values, each.form)
+        return self.batch.attention[each.layer](query, key, value, cache.keys, cache.values, each.form, cache.scales)
 
     def _route(self, each: Route) -> None:
         eye = torch.eye(each.x.width)

@@ -199,12 +199,12 @@ class Lowered:
                 return _Record(ROPE_TABLE, [self._at(each.y), self._address(each.inverse)], (each.factor,))
             case RotateAndWrite():
                 args = [self._at(each.x), each.heads, each.kv_heads, each.head_dim, each.value_dim]
-                args += [self._at(each.table), *[0] * 6, each.first]
+                args += [self._at(each.table), *[0] * 6, each.first, 0, 0]
                 return _Record(ROPE_WRITE, args, layer=each.layer)
             case Attend(form=form):
                 args = [self._at(each.x), self._at(each.y), each.heads, each.kv_heads, each.head_dim, each.value_dim]
                 args += [0] * 6 + [0, *(self._address(part) for part in (form.slopes, form.sinks, form.biases))]
-                args.append(0 if form.biases is None else form.biases.shape[1])
+                args += [0 if form.biases is None else form.biases.shape[1], 0, 0]
                 return _Record(ATTENTION, args, (form.scale, form.soft_cap or 0.0), layer=each.layer)
             case Activate():
                 return _Record(ACTIVATE, [self._at(each.x), self._at(each.y), ACTIVATIONS[each.kind]])
@@ -267,7 +267,8 @@ class Lowered:
         where = [place.group, keys.data_ptr(), values.data_ptr(), DTYPES[keys.dtype], keys.stride(1), values.stride(1)]
         if record.kind == ROPE_WRITE and record.args[4] == 0:
             where[2] = 0  # the values are in the keys
-        args = [*record.args[:6], *where, *record.args[12:]]
+        scales = [0 if each is None else each.data_ptr() for each in (place.cache.key_scales, place.cache.value_scales)]
+        args = [*record.args[:6], *where, *record.args[12:-2], *scales]
         if record.kind == ATTENTION:
             args[12] = place.window or 0
         return args

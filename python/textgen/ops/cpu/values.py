@@ -198,7 +198,9 @@ class RecordedAttention:
 
     layer: int
 
-    def __call__(self, query: Any, key: Any, value: Any, keys: object, values: object, form: AttentionForm) -> Any:
+    def __call__(
+        self, query: Any, key: Any, value: Any, keys: object, values: object, form: AttentionForm, scales: object = None
+    ) -> Any:
         (heads, head_dim), (kv_heads, value_dim) = query.sizes, value.sizes
         y = query.tape.new(heads * value_dim)
         query.tape.add(
@@ -251,7 +253,7 @@ class RecordedOps:
         gate_up.tape.add(ActivateGated(kind=kind, x=gate_up.at, y=y))
         return Rows(gate_up.tape, y, (y.width,))
 
-    def write_kv(self, cache: Any, rows: object, new: Any) -> None:
+    def write_kv(self, cache: Any, rows: object, new: Any, scales: object = None) -> None:
         new.tape.add(WriteCache(layer=cache.layer, values=cache.values, x=new.at))
 
     def __getattr__(self, name: str) -> Any:
