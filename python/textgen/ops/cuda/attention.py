@@ -14,7 +14,7 @@ from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.launches import DTYPES
 from textgen.ops.cuda.source import Source
 from textgen.ops.cuda.structures import Attention
-from textgen.ops.interface import AttentionForm, Ints, SegmentLayout
+from textgen.ops.interface import AttentionForm, Ints, KvScales, SegmentLayout
 
 DECODE_THREADS = 128
 MAX_DIM = 256
@@ -37,10 +37,18 @@ class CudaAttention:
         self._tile_work: dict[int, Tensor] = {}  # by the tokens of a tile
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, form: AttentionForm
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        form: AttentionForm,
+        scales: KvScales | None = None,
     ) -> Tensor:
-        if not self._takes(query, keys, values, form):
-            return reference.attention(self.layout, self.window, self._like)(query, key, value, keys, values, form)
+        if scales is not None or not self._takes(query, keys, values, form):
+            plain = reference.attention(self.layout, self.window, self._like)
+            return plain(query, key, value, keys, values, form, scales)
         query = _aligned(query)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         params = self._params(query, keys, values, form, out)

@@ -100,9 +100,9 @@ class CudaOps:
         launches.activate(self._device, _contiguous_rows(gate_up), kind, True, out)
         return out
 
-    def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor) -> None:
+    def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None:
         if not self._takes(new) or cache.dtype != new.dtype or not cache.is_contiguous():
-            reference.write_kv(cache, rows, new)
+            reference.write_kv(cache, rows, new, scales)
             return
         new = _by_token(new)
         width = launches.width_of(new.dtype, [new.shape[-1], new.stride(0)], [new, cache])
