@@ -64,7 +64,7 @@ class HostDevice:
         self.launches: list[str] = []
 
     def kernel(self, source: Source, name: str | None = None) -> Kernel:
-        function = getattr(_library(self._cache.get(source).code), name or source.name)
+        function = getattr(library_of(self._cache.get(source).code), name or source.name)
         function.argtypes = [c_void_p, c_uint64, c_void_p, c_uint32, c_uint32, c_uint64]
         function.restype = c_char_p
 
@@ -84,7 +84,8 @@ class HostDevice:
 
 
 @cache
-def _library(code: bytes) -> ctypes.CDLL:
+def library_of(code: bytes) -> ctypes.CDLL:
+    """What g++ made, opened once."""
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         file.write(code)
         file.flush()

@@ -16,6 +16,7 @@
         if (bytes != sizeof(PARAMS)) return "the parameters have another size than the kernel's structure";         \
         return simt::launch(NAME##_any, THREADS, p, grid, threads, shared_bytes, seed);                             \
     }                                                                                                               \
+    extern "C" const u64 NAME##_bytes = sizeof(PARAMS);                                                               \
     static void NAME##_thread(const PARAMS& p)
 
 #define SHARED_MEMORY(NAME) unsigned char* const NAME = simt::now->shared
