@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -48,12 +50,24 @@ class Collector(TraceServiceServicer):
         return {attribute.value.string_value for attribute in attributes if attribute.key == "service.name"}
 
 
+@dataclass(frozen=True)
+class Identity:
+    """What a collector shows who it is by: PEM files."""
+
+    cert: Path
+    key: Path
+
+
 @contextmanager
-def by_grpc() -> Iterator[Collector]:
+def by_grpc(identity: Identity | None = None) -> Iterator[Collector]:
     server = grpc.server(ThreadPoolExecutor(2))
     collector = Collector()
     add_TraceServiceServicer_to_server(collector, server)
-    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    if identity is None:
+        collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    else:
+        credentials = grpc.ssl_server_credentials([(identity.key.read_bytes(), identity.cert.read_bytes())])
+        collector.endpoint = f"https://127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
     server.start()
     try:
         yield collector
@@ -62,7 +76,7 @@ def by_grpc() -> Iterator[Collector]:
 
 
 @contextmanager
-def by_http() -> Iterator[Collector]:
+def by_http(identity: Identity | None = None) -> Iterator[Collector]:
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
@@ -80,6 +94,11 @@ def by_http() -> Iterator[Collector]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     collector.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    if identity is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(identity.cert, identity.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        collector.endpoint = collector.endpoint.replace("http://", "https://")
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -13,6 +13,7 @@ def make_pair(folder: Path, cert: Path, key: Path) -> None:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
          "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-addext", "basicConstraints=critical,CA:FALSE",
          "-out", str(fresh[0]), "-keyout", str(fresh[1])],
         check=True, capture_output=True,
     )  # fmt: skip
