@@ -4,9 +4,10 @@
 
 #define INTRINSIC static __device__ __forceinline__
 
-// A kernel takes one structure by value. THREADS: the most that a block has.
-#define KERNEL(NAME, PARAMS, THREADS) \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ PARAMS p)
+// A kernel takes one structure by value. Then: the most threads that a block has, and how many blocks a multiprocessor is to
+// have room for, where ptxas would choose more.
+#define KERNEL(NAME, PARAMS, ...) \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) NAME(const __grid_constant__ PARAMS p)
 
 // The block's dynamic shared memory.
 #define SHARED_MEMORY(NAME) extern __shared__ __align__(16) unsigned char NAME[]

@@ -55,3 +55,11 @@ class Attention(Structure):
         *((name, c_int32) for name in ("heads", "kv_heads", "splits", "chunk", "window", "distances")),
         *((name, c_float) for name in ("scale", "soft_cap")),
     ]
+
+
+class Sample(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("logits", "exponent", "top_k", "top_p", "min_p", "u", "token", "normaliser")),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("vocab", "reserved")),
+    ]

@@ -210,6 +210,8 @@ static void prepare(Fiber& fiber, unsigned char* stack, u32 thread) {
     fiber.stack = top - SAVED;
 }
 
+static constexpr u32 first(u32 threads, u32 = 0) { return threads; }
+
 // Null, or what went wrong.
 static const char* launch(void (*kernel)(const void*), u32 most, const void* params, const u32* grid, u32 threads,
                           u32 shared_bytes, u64 seed) {

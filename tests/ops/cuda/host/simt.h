@@ -9,13 +9,13 @@
 #define __shared__ static  // blocks run one after the other
 #define INTRINSIC static inline
 
-#define KERNEL(NAME, PARAMS, THREADS)                                                                               \
-    static void NAME##_thread(const PARAMS& p);                                                                     \
-    static void NAME##_any(const void* p) { NAME##_thread(*static_cast<const PARAMS*>(p)); }                        \
+#define KERNEL(NAME, PARAMS, ...)                                                                                     \
+    static void NAME##_thread(const PARAMS& p);                                                                       \
+    static void NAME##_any(const void* p) { NAME##_thread(*static_cast<const PARAMS*>(p)); }                          \
     extern "C" const char* NAME(const void* p, u64 bytes, const u32* grid, u32 threads, u32 shared_bytes, u64 seed) { \
-        if (bytes != sizeof(PARAMS)) return "the parameters have another size than the kernel's structure";         \
-        return simt::launch(NAME##_any, THREADS, p, grid, threads, shared_bytes, seed);                             \
-    }                                                                                                               \
+        if (bytes != sizeof(PARAMS)) return "the parameters have another size than the kernel's structure";           \
+        return simt::launch(NAME##_any, simt::first(__VA_ARGS__), p, grid, threads, shared_bytes, seed);              \
+    }                                                                                                                 \
     extern "C" const u64 NAME##_bytes = sizeof(PARAMS);                                                               \
     static void NAME##_thread(const PARAMS& p)
 
@@ -80,6 +80,8 @@ template <class Value>
 INTRINSIC Value max(Value a, Value b) {
     return a < b ? b : a;
 }
+INTRINSIC i32 __ffs(u32 x) { return __builtin_ffs(static_cast<i32>(x)); }
+INTRINSIC i32 __clz(u32 x) { return x == 0 ? 32 : __builtin_clz(x); }
 INTRINSIC float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 INTRINSIC float float_of_bits(u32 bits) {
