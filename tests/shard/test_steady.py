@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.seeds import fresh_rng
-from textgen.models.decoder import Repeats
+from textgen.models.decoder import Begun, Repeats
 from textgen.ops.cpu.model import Repeated
 from textgen.shard.protocol import Done, Failed
 from textgen.shard.runner import Runner
@@ -153,18 +155,69 @@ def test_they_keep_to_masks(make_runner: RunnerMaker, monkeypatch: pytest.Monkey
     print(f"{quick} steps were steady")
 
 
-def test_a_block_s_first_token_is_worked_out(steady_one: tuple[Sequences, list[int]]) -> None:
+def test_sequences_begin_blocks_on_the_way(steady_one: tuple[Sequences, list[int]]) -> None:
     sequences, runs = steady_one
     counts = []
-    for _ in range(9):
+    for _ in range(40):  # the table that the first of them packed grows more than once
         sequences.step()
         counts.append(len(runs))
-    assert counts == [1, 2, 3, 3, 4, 5, 6, 6, 7]
+    assert counts == list(range(1, 41))
+    assert sequences.runner.slots.table_len[0] == -(-sequences.at[0] // BLOCK)
     # A step of another position is one that the checks of every step refuse.
     sequences.at[0] += 50
     (failed,) = sequences.step()[:1]
     assert isinstance(failed, Failed) and "behind the blocks" in failed.message
-    assert len(runs) == 7
+    assert len(runs) == 40
+
+
+def test_a_page_that_is_none_is_refused(steady_one: tuple[Sequences, list[int]]) -> None:
+    """At the beginning of a block."""
+    sequences, runs = steady_one
+    while sequences.at[0] % BLOCK:
+        sequences.step()
+    quick = len(runs)
+    segment = Segment(0, sequences.at[0], last=True, blocks=[4 * BLOCKS])
+    (failed, _) = sequences.runner.step(step(sequences.number + 1, [segment]), time.monotonic_ns()).frames
+    assert isinstance(failed, Failed) and "a page is not below" in failed.message
+    assert len(runs) == quick
+
+
+def test_a_step_that_is_run_again_takes_its_block_once(
+    steady_one: tuple[Sequences, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences, runs = steady_one
+    while sequences.at[0] % BLOCK:
+        sequences.step()
+    run, quick = Repeated.run, len(runs)
+
+    def broken(self: Repeated, begun: Begun | None) -> Any:
+        assert begun is not None and begun.sequences.tolist() == [0]
+        tokens, chosen, normalisers = run(self, begun)
+        return tokens, chosen, normalisers * np.nan
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Repeated, "run", broken)
+        (done,) = sequences.step()
+    assert isinstance(done, Done) and len(runs) == quick + 1
+    assert sequences.runner.slots.table_len[0] == sequences.at[0] // BLOCK + 1
+    assert all(isinstance(frame, Done) for _ in range(9) for frame in sequences.step())
+
+
+def test_a_late_mask_is_waited_for_once(make_runner: RunnerMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is worked out after all, and its wait goes on from where it began."""
+    runs, wait = counted(monkeypatch), 0.2
+    sequences = Sequences(make_runner(num_blocks=4 * BLOCKS, mask_timeout=wait))
+    if not isinstance(sequences.runner.model, Repeats):
+        pytest.skip("this machine has no kernels")
+    sequences.seat(0, [5, 6, 7, 8])
+    sequences.step()
+    naps: list[float] = []
+    clock = count(0, wait / 4)
+    paused = SimpleNamespace(sleep=naps.append, monotonic=lambda: next(clock))
+    monkeypatch.setattr("textgen.shard.masks.time", paused)
+    (failed, _) = sequences.step(masks=[(0, 0)])
+    assert isinstance(failed, Failed) and "did not come" in failed.message
+    assert runs and len(naps) < 5, "after as many the time is over"
 
 
 def test_the_last_position_is_the_last(make_runner: RunnerMaker) -> None:
@@ -181,7 +234,7 @@ def test_faults_are_those_of_other_steps(
 ) -> None:
     sequences, runs = steady_one
     with monkeypatch.context() as patch:
-        patch.setattr(Repeated, "run", lambda self: 1 / 0)
+        patch.setattr(Repeated, "run", lambda self, begun: 1 / 0)
         (failed,) = sequences.step()
         assert isinstance(failed, Failed) and failed.kind == "internal"
     (failed, _) = sequences.step()
@@ -192,8 +245,8 @@ def test_faults_are_those_of_other_steps(
     run, runs[:] = Repeated.run, []
     with monkeypatch.context() as patch:
 
-        def broken(self: Repeated) -> Any:
-            tokens, chosen, normalisers = run(self)
+        def broken(self: Repeated, begun: Begun | None) -> Any:
+            tokens, chosen, normalisers = run(self, begun)
             return tokens, chosen, normalisers * np.nan
 
         patch.setattr(Repeated, "run", broken)

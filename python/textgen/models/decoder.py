@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -75,8 +75,15 @@ class FindsLikeliest(Protocol):
         ...
 
 
+class Begun(NamedTuple):
+    """Sequences of a batch whose token is the first of a block, and that block's page. For one group of layers."""
+
+    sequences: NDArray[np.int64]
+    pages: NDArray[np.int64]
+
+
 class Repeat(Protocol):
-    """A batch of one token for each sequence, which can be run again one position further, in the same blocks."""
+    """A batch of one token for each sequence, which can be run again one position further."""
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -88,7 +95,7 @@ class Repeat(Protocol):
         """[n, vocab] of the last run."""
         ...
 
-    def run(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
         """[n] the likeliest tokens, their logits, and the logs of the sums of exp. The next run overwrites them."""
         ...
 

@@ -67,6 +67,7 @@ class MaskBoard:
         self._bits = rows[:, HEADER : HEADER + size.row]
         self._stamps, self._kinds = rows[:, :8].view("<u8")[:, 0], rows[:, 8:16].view("<u8")[:, 0]
         self._barrier = threading.Lock()
+        self._awaited: tuple[int, float] | None = None  # the step that was waited for last, and since when
 
     def forget(self) -> None:
         """Void every stamp: of a memory that an earlier shard has used."""
@@ -86,8 +87,11 @@ class MaskBoard:
             raise ProtocolError("a mask names a segment that samples nothing")
 
     def read(self, step: int, slots: Ints) -> Arrived:
-        """Wait until the masks of the step are there, at most until the timeout; `slots` [n] are checked."""
-        started = time.monotonic()
+        """Wait until the masks of the step are there, at most until the timeout; `slots` [n] are checked. A step
+        that is read again goes on waiting from when it was read first."""
+        if self._awaited is None or self._awaited[0] != step:
+            self._awaited = step, time.monotonic()
+        started = self._awaited[1]
         stamp = np.uint64(step + 1)
         late: Mask = self._stamps[slots] != stamp
         while late.any() and time.monotonic() - started < self.timeout:

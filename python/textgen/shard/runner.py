@@ -182,7 +182,8 @@ class Runner:
             slots.fail(fault.slots, fault.kind)
         faults += sampled.faults
         if segments.slot.size and not faults:
-            self._steady = steady(step, segments, slots, self._repeats, self.memory.masks)
+            pages = self.bounds.num_pages
+            self._steady = steady(step, segments, slots, self._repeats, self.memory.masks, pages)
         return Outcome(
             frames=[
                 *(_failed(number, fault) for fault in faults),

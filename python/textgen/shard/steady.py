@@ -1,7 +1,8 @@
 """Steps that are as the one before, a token further: nothing of them is worked out again.
 
-Sequences that go on from the likeliest token, within the blocks they have, send the same segments step after step but
-for where these start. What was checked and packed for the first of such steps holds for those that follow it.
+Sequences that go on from the likeliest token send the same segments step after step but for where these start, and for
+the block that each begins now and then. What was checked and packed for the first of such steps holds for those that
+follow it. Where layers have windows, or are of several groups, they hold as long as no block begins.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from textgen.models.decoder import Repeat, Repeats
+from textgen.models.decoder import Begun, Repeat, Repeats
 from textgen.ops.sampling import Allowed, Floats, Mask
 from textgen.shard.batch import Segments
 from textgen.shard.masks import MaskBoard
-from textgen.shard.protocol import Ints, ProtocolError, Step, pack_u32, unpack_pairs
+from textgen.shard.protocol import Ints, ProtocolError, Step, pack_u32, unpack_pairs, unpack_u32
 from textgen.shard.slots import Slots
 
 
@@ -29,7 +30,7 @@ class Ran:
     mask_wait: float | None  # seconds; None without masks
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Steady:
     """The segments of the last step, and what they need."""
 
@@ -39,19 +40,44 @@ class Steady:
     batch: Repeat
     expected: NDArray[np.uint32]  # the segments of the next step as they travel
     starts: NDArray[np.uint32]  # of these
-    left: int  # steps in which no sequence comes to the end of a block
+    new_pages: NDArray[np.uint32]  # of these
+    within: int  # steps in which no sequence comes to the end of a block
+    left: int  # steps that may be as the one before
+    block_size: int
+    num_pages: int
     board: MaskBoard
     samples: Mask  # all do
     masks: Ints | None = None  # [k, 2] segment and mask slot, of the step that comes
+    begun: Begun | None = None  # the blocks of the step that comes
 
     def continues(self, step: Step) -> bool:
         """Whether the step is the next one. If it is, it has to be run; if it is not, this is of no use any more."""
-        rest = step.tokens or step.blocks or step.copies or step.freed
+        rest = step.tokens or step.copies or step.freed
         if rest or self.left == 0 or len(step.segments) != self.expected.nbytes:
             return False
         self.left -= 1
         self.starts += 1
+        if not self._begins(step.blocks):
+            return False
         return step.segments == self.expected.tobytes() and self._takes(step.masks)
+
+    def _begins(self, blocks: bytes) -> bool:
+        """Whether the blocks are those that the sequences need now: a page for each that has filled its last one."""
+        if self.begun is not None:
+            self.begun = None
+            self.new_pages[:] = 0
+        if self.within > 0:
+            self.within -= 1
+            return not blocks
+        offsets = self.starts % self.block_size
+        self.new_pages[:] = offsets == 0
+        self.within = self.block_size - 1 - int(offsets.max())
+        which = np.flatnonzero(self.new_pages)
+        if len(blocks) != 4 * len(which):
+            return False
+        if blocks:
+            self.begun = Begun(which, unpack_u32(blocks, "blocks"))
+        return self.begun is None or int(self.begun.pages.max()) < self.num_pages
 
     def _takes(self, masks: bytes) -> bool:
         """Whether there is nothing wrong with the masks."""
@@ -69,7 +95,7 @@ class Steady:
         if slots.span is not None:
             slots.start[self.slot] += 1
         self.last.take(self.slot, out=self.batch.ids, mode="clip")
-        tokens, chosen, normalisers = self.batch.run()
+        tokens, chosen, normalisers = self.batch.run(self.begun)
         if not isfinite(np.add.reduce(normalisers)):
             return None
         waited = None
@@ -81,6 +107,9 @@ class Steady:
                 return None
             waited = arrived.waited
         self.last[self.slot] = tokens
+        if self.begun is not None:  # a step that is worked out after all has them yet to come
+            which, pages = self.begun
+            slots.append_blocks(self.slot[which], np.ones_like(which), pages)
         return Ran(tokens, chosen - normalisers, waited)
 
     def _keep_to(self, allowed: Allowed, tokens: Ints, chosen: Floats) -> bool:
@@ -96,7 +125,9 @@ class Steady:
         return bool(may[each, best].all())
 
 
-def steady(step: Step, segments: Segments, slots: Slots, model: Repeats | None, board: MaskBoard) -> Steady | None:
+def steady(
+    step: Step, segments: Segments, slots: Slots, model: Repeats | None, board: MaskBoard, num_pages: int
+) -> Steady | None:
     """What the step, which has run well, tells of the next one; None where that has more to it."""
     slot, count = segments.slot, len(segments.slot)
     if model is None or 24 * count != len(step.segments) or not segments.last.all():
@@ -106,13 +137,27 @@ def steady(step: Step, segments: Segments, slots: Slots, model: Repeats | None, 
     plain = slots.temperature[slot].max() == 0 and slots.top_n[slot].max() == 0
     if not plain or slots.remembers[slot].any() or slots.ruled[slot].any():
         return None
-    left = slots.block_size - 1 - int((segments.start % slots.block_size).max())
-    left = min(left, slots.max_context - int(segments.end.max()))
+    within = slots.block_size - 1 - int((segments.start % slots.block_size).max())
+    left = slots.max_context - int(segments.end.max())
+    if slots.groups > 1 or slots.span is not None:
+        left = min(left, within)
     batch = model.repeat() if left > 0 else None
     if batch is None:
         return None
     expected = np.frombuffer(step.segments, "<u4").copy()
     expected[5 * count :] = 0  # no new pages
-    starts = expected[count : 2 * count]
-    samples = np.ones(count, np.bool_)
-    return Steady(slot, pack_u32(slot), slots.last_token.numpy(), batch, expected, starts, left, board, samples)
+    return Steady(
+        slot=slot,
+        packed_slots=pack_u32(slot),
+        last=slots.last_token.numpy(),
+        batch=batch,
+        expected=expected,
+        starts=expected[count : 2 * count],
+        new_pages=expected[5 * count :],
+        within=within,
+        left=left,
+        block_size=slots.block_size,
+        num_pages=num_pages,
+        board=board,
+        samples=np.ones(count, np.bool_),
+    )

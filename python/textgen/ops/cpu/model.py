@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
-from textgen.models.decoder import Decoder, Likeliest, Model, PackedBatch
+from textgen.models.decoder import Begun, Decoder, Likeliest, Model, PackedBatch
 from textgen.models.spec import DecoderSpec
 from textgen.ops.cpu.instructions import Embed
 from textgen.ops.cpu.library import Group, Handle, Kernels, KernelsMissing, Step
@@ -157,13 +157,27 @@ def _groups(batch: PackedBatch) -> tuple[list[tuple[PagedAttention, Tensor]], li
     return groups, of_layers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Filled:
     """What a step points at. moving: what rises by one where each sequence goes on by a token in its block."""
 
     keeps: object
     ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    rows: NDArray[np.int64]  # of the first group, as what follows
+    table: NDArray[np.int32]
+    group: Group
     moving: Sequence[NDArray[np.int64]]
+
+    def begin(self, begun: Begun) -> None:
+        """The blocks that some sequences' tokens are the first of."""
+        (which, pages), size = begun, self.group.block_size
+        at = self.starts[which] // size
+        while (width := self.table.shape[1]) <= at.max():
+            self.table = np.concatenate((self.table, np.zeros_like(self.table)), axis=1)
+            self.group.tables, self.group.table_stride = self.table.ctypes.data, 2 * width
+        self.table[which, at] = pages
+        self.rows[which] = pages * size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +197,11 @@ class Repeated:
     def ids(self) -> NDArray[np.int64]:
         return self.filled.ids
 
-    def run(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
         for column in self.filled.moving:
             column += 1
+        if begun is not None:
+            self.filled.begin(begun)
         (layers, step), (head, rows) = self.plans
         self.kernels.run(layers, step)
         np.copyto(*self.ends)
@@ -211,7 +227,9 @@ def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention,
     step.group = records
     places = {id(rows): rows.numpy() for _, rows in groups}
     moving = columns[1], batch.positions.numpy(), *places.values()
-    return _Filled((columns, tables, records, batch), batch.ids.numpy(), moving)
+    keeps = columns, tables, records, batch
+    rows = places[id(groups[0][1])]
+    return _Filled(keeps, batch.ids.numpy(), columns[1], rows, tables[0], records[0], moving)
 
 
 def load_planned(load: Callable[[], Model], isa: str | None, sizes: PlanSizes) -> Model:
