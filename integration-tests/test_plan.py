@@ -12,7 +12,7 @@ from support.prompts import words
 from support.reference import Reference, must_match
 from support.server import Start
 
-from textgen import LLM, CompletionOutput, SamplingParams
+from textgen import LLM, SamplingParams
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -64,15 +64,12 @@ def test_blocks_of_integers_are_shared_and_copied(tiny_folder: Path) -> None:
     random_ = random.Random(20261123)
     prompts = [words(random_, random_.randint(20, 40)) for _ in range(4)]
     greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, n=2)
-    alone: list[list[CompletionOutput]] = []
-    crowded: list[list[CompletionOutput]] = []
-    for size, outputs in ((1, alone), (8, crowded)):
-        with LLM(
-            str(tiny_folder), dtype="float32", kv_cache_dtype="int8", threads=2, block_size=8, max_batch_size=size,
-            max_batch_prefill_tokens=32, max_total_tokens=192, max_batch_total_tokens=384,
-        ) as llm:  # fmt: skip
-            for _ in range(2):
-                outputs += [each.outputs for each in llm.generate(prompts, greedy, use_tqdm=False)]
+    with LLM(
+        str(tiny_folder), dtype="float32", kv_cache_dtype="int8", threads=2, block_size=8, max_batch_size=8,
+        max_batch_prefill_tokens=32, max_total_tokens=192, max_batch_total_tokens=384,
+    ) as llm:  # fmt: skip
+        alone = [llm.generate([prompt], greedy, use_tqdm=False)[0].outputs for prompt in prompts]
+        crowded = [each.outputs for each in llm.generate(prompts, greedy, use_tqdm=False)]
     for one, other in zip(alone, crowded, strict=True):
         tokens = [output.token_ids for output in (*one, *other)]
         assert tokens == tokens[:1] * 4
