@@ -228,8 +228,8 @@ def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention,
     places = {id(rows): rows.numpy() for _, rows in groups}
     moving = columns[1], batch.positions.numpy(), *places.values()
     keeps = columns, tables, records, batch
-    rows = places[id(groups[0][1])]
-    return _Filled(keeps, batch.ids.numpy(), columns[1], rows, tables[0], records[0], moving)
+    of_first = places[id(groups[0][1])]
+    return _Filled(keeps, batch.ids.numpy(), columns[1], of_first, tables[0], records[0], moving)
 
 
 def load_planned(load: Callable[[], Model], isa: str | None, sizes: PlanSizes) -> Model:
