@@ -64,7 +64,12 @@ def pinned(core: int, line: list[str]) -> list[str]:
 
 def measure(name: str, **options: object) -> Numbers:
     """Run a command on the client's core and give what it printed last."""
-    line = pinned(CLIENT_CORE, command(name, **options))
+    return measure_on(CLIENT_CORE, name, **options)
+
+
+def measure_on(core: int, name: str, **options: object) -> Numbers:
+    """The same on another core."""
+    line = pinned(core, command(name, **options))
     done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, timeout=600)
     numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
     return numbers
