@@ -195,7 +195,8 @@ impl Job {
         catch_unwind(AssertUnwindSafe(|| self.run())).unwrap_or(Err(MatchError::Lost))
     }
 
-    /// The mask comes first: the shard may be waiting for it. A ticket that is dropped lets it sample freely.
+    /// The mask comes before forced tokens are taken: the shard may be waiting for it. A ticket that is dropped lets it
+    /// sample freely.
     fn run(self) -> Result<Followed, MatchError> {
         let Self { follower, tokens, ticket, words, looks_ahead, jumps, .. } = self;
         let mut matcher = match follower {
@@ -217,6 +218,8 @@ impl Job {
         // What is whole before its first token is ended by a sampled end: an answer has at least one token.
         if taken == 0 || !matcher.must_stop() {
             let asked = Instant::now();
+            // A mask begins with what is forced, so who asks for that first has it found once for both.
+            let due = if jumps { matcher.forced() } else { Vec::new() };
             if let Some(mut ticket) = ticket {
                 matcher.fill_mask(ticket.words())?;
                 ticket.publish();
@@ -224,8 +227,9 @@ impl Job {
                 mask = Some(filled(&mut matcher, words)?);
             }
             took = asked.elapsed();
-            if jumps {
-                run = forced(&mut matcher)?;
+            if due.len() >= SHORTEST_RUN {
+                due.iter().try_for_each(|&token| matcher.advance(token))?;
+                run = due;
             }
         }
         let whole = taken + run.len() > 0 && matcher.must_stop();
@@ -235,16 +239,6 @@ impl Job {
         let spent = began.elapsed();
         Ok(Followed { follower: Follower::Begun(matcher), taken, run, whole, mask, took, spent })
     }
-}
-
-/// The tokens that must come next, taken, if they are worth it.
-fn forced(matcher: &mut Matcher) -> Result<Vec<Token>, MatchError> {
-    let run = matcher.forced();
-    if run.len() < SHORTEST_RUN {
-        return Ok(Vec::new());
-    }
-    run.iter().try_for_each(|&token| matcher.advance(token))?;
-    Ok(run)
 }
 
 fn filled(matcher: &mut Matcher, words: usize) -> Result<Vec<u32>, MatchError> {
