@@ -56,6 +56,8 @@ EITHER: dict[str, dict[str, Any]] = {
     "many-alternatives": {
         "guided_json": {"anyOf": [{"type": "string", "pattern": f"^a{{{n}}}b*$"} for n in range(99)]}
     },
+    "alternatives-in-groups": {"guided_regex": r"\w|(\w|\p{L}|ab)"},
+    "alternatives-in-a-terminal": {"guided_grammar": r"start: /\w|(\w|\p{L}|ab)/"},
     "nested-stars": {"guided_regex": "((a*)*)*b"},
     "nested repeats of GBNF": {"guided_grammar": 'root ::= a?\na ::= ([a-z]{0,200} b){0,200}\nb ::= "b"? | a a'},
     "ambiguous": {"guided_grammar": 'start: a\na: a a | /x/ | ""\n'},

@@ -125,7 +125,11 @@ fn refusal(reason: &str) -> GrammarError {
     let line = reason.lines().next().unwrap_or_default().trim();
     let sentence: String = line.chars().take(LONGEST_REASON).collect();
     if line.starts_with("panic") {
-        return GrammarError::Internal("its compiler failed".to_owned());
+        // Known of alternatives in the groups of a terminal, which are the client's text as it stands.
+        tracing::warn!("the library of grammars gave one up");
+        let sentence =
+            "the compiler fails on alternatives in a regular expression of it; write its groups as `(?:...)`";
+        return GrammarError::Unsupported(sentence.to_owned());
     }
     if line.contains("oneOf constraints are not supported") {
         let sentence = "`oneOf` whose branches may overlap cannot be enforced; use `anyOf`, or give each branch a \

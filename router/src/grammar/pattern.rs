@@ -1,6 +1,11 @@
 //! Regular expressions: read once before `llguidance` sees them, so that what it cannot enforce has a name.
 
+use std::convert::Infallible;
+use std::ops::Range;
+
 use regex_syntax::ParserBuilder;
+use regex_syntax::ast::parse::Parser;
+use regex_syntax::ast::{Ast, GroupKind, Visitor, visit};
 use regex_syntax::hir::Look;
 
 use super::error::GrammarError;
@@ -15,7 +20,7 @@ use super::limits::GrammarLimits;
 pub(super) fn whole(pattern: &str, limits: &GrammarLimits) -> Result<String, GrammarError> {
     let inner = without_anchors(pattern);
     check(inner, limits)?;
-    Ok(agreed(inner, true))
+    Ok(ungrouped(&agreed(inner, true)))
 }
 
 /// A regular expression that some part of a string must match, with its anchors. Classes mean what ECMAScript and Python agree
@@ -25,7 +30,7 @@ pub(super) fn whole(pattern: &str, limits: &GrammarLimits) -> Result<String, Gra
 /// As [`whole`].
 pub(super) fn part(pattern: &str, limits: &GrammarLimits) -> Result<String, GrammarError> {
     check(without_anchors(pattern), limits)?;
-    Ok(agreed(pattern, false))
+    Ok(ungrouped(&agreed(pattern, false)))
 }
 
 /// The pattern with each class that dialects read differently narrowed to what they have in common: U+0085 is a space to some,
@@ -52,6 +57,48 @@ fn agreed(pattern: &str, words: bool) -> String {
         }
     }
     narrowed
+}
+
+/// The pattern with groups that capture nothing: nobody asks what they captured, alternatives within alternatives are then
+/// read as one list (`llguidance` fails on some that are not, such as `\w|(\w|\p{L}|ab)`), and none has a name, of which
+/// `stop` means something to it.
+fn ungrouped(pattern: &str) -> String {
+    let Ok(parsed) = Parser::new().parse(pattern) else { return pattern.to_owned() };
+    let Ok(openings) = visit(&parsed, Openings::default());
+    let mut written = String::with_capacity(pattern.len() + 2 * openings.len());
+    let mut rest = 0;
+    for opening in openings {
+        written.push_str(&pattern[rest..opening.start]);
+        written.push_str("(?:");
+        rest = opening.end;
+    }
+    written.push_str(&pattern[rest..]);
+    written
+}
+
+/// Where groups that capture are opened, from the bracket to what follows a name, in the order of the text.
+#[derive(Default)]
+struct Openings(Vec<Range<usize>>);
+
+impl Visitor for Openings {
+    type Output = Vec<Range<usize>>;
+    type Err = Infallible;
+
+    fn finish(self) -> Result<Self::Output, Infallible> {
+        Ok(self.0)
+    }
+
+    fn visit_pre(&mut self, part: &Ast) -> Result<(), Infallible> {
+        if let Ast::Group(group) = part {
+            let start = group.span.start.offset;
+            match &group.kind {
+                GroupKind::CaptureIndex(_) => self.0.push(start..start + 1),
+                GroupKind::CaptureName { name, .. } => self.0.push(start..name.span.end.offset + 1),
+                GroupKind::NonCapturing(_) => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 fn check(pattern: &str, limits: &GrammarLimits) -> Result<(), GrammarError> {
@@ -131,5 +178,24 @@ fn reason(error: &regex_syntax::Error) -> String {
         regex_syntax::Error::Parse(error) => error.kind().to_string(),
         regex_syntax::Error::Translate(error) => error.kind().to_string(),
         _ => "it is not valid".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_capture_nothing() {
+        for (given, written) in [
+            ("a", "a"),
+            ("(a|(b))c", "(?:a|(?:b))c"),
+            ("(?i:x)(?P<stop>é)(?<n>y)(?:z)", "(?i:x)(?:é)(?:y)(?:z)"),
+            (r"[(](\()[]((]\(", r"[(](?:\()[]((]\("),
+            ("(?x)(a) # (b\n(c)", "(?x)(?:a) # (b\n(?:c)"),
+        ] {
+            assert_eq!(ungrouped(given), written);
+            regex_syntax::parse(written).unwrap();
+        }
     }
 }

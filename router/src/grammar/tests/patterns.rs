@@ -4,7 +4,7 @@ use super::walk::walk;
 use super::{DEMO, PIECES, TINY, compile, refusal};
 use crate::grammar::{GrammarError, GrammarSource};
 
-const PATTERNS: [&str; 64] = [
+const PATTERNS: [&str; 67] = [
     "a",
     "abc",
     "a|b",
@@ -60,6 +60,9 @@ const PATTERNS: [&str; 64] = [
     "end$",
     "(?:ab){2}(?:cd){2}",
     "((a|b)(c|d))+",
+    "\\w|(\\w|\\p{L}|ab)",
+    "(\\w|\\p{L}|)|\\w",
+    "a(?P<stop>b|c)d",
     "(x(y(z)?)?)?",
     "a??b",
     "a*?b",
@@ -124,4 +127,12 @@ fn what_does_not_parse_is_invalid() {
 fn an_escaped_dollar_is_no_anchor() {
     let grammar = compile(&GrammarSource::Regex(r"a\$".to_owned()), &DEMO).unwrap();
     assert_eq!(walk(grammar.matcher(), &DEMO, 1).unwrap(), b"a$");
+}
+
+#[test]
+fn what_the_library_fails_on_is_refused_with_a_way_out() {
+    let terminal = |groups: &str| GrammarSource::Lark(format!("start: T \";\"\nT: /\\w|{groups}\\w|\\p{{L}}|ab)/\n"));
+    let GrammarError::Unsupported(sentence) = refusal(&terminal("(")) else { panic!("it has another name") };
+    assert!(sentence.contains("`(?:...)`"), "{sentence}");
+    compile(&terminal("(?:"), &DEMO).unwrap();
 }
