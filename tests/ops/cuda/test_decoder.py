@@ -1,0 +1,50 @@
+"""Whole models by the kernels for GPUs, all their operations by the same seam, have Transformers' logits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from textgen.ops.cuda.ops import CudaOps
+
+from ...models import test_decoder
+from ...models.families import TINY
+from ...models.test_decoder import BLOCK, BLOCKS, Sequence
+from ...models.tiny import make_model, random_prompt, reference_logits
+from .host_device import HostDevice
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "Qwen3ForCausalLM", "MptForCausalLM"]
+)
+@torch.inference_mode()
+def test_logits_equal_transformers(
+    rng: random.Random,
+    device: HostDevice,
+    ops: CudaOps,
+    architecture: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = TINY[architecture].draw(rng)
+    print(changes)
+    theirs = make_model(tmp_path, architecture, rng.getrandbits(32), **changes)
+    monkeypatch.setattr(test_decoder, "select_ops", lambda: ops)
+    model = test_decoder.load(tmp_path)
+    cache = test_decoder.poisoned_cache(model)
+    free = rng.sample(range(BLOCKS), BLOCKS)
+    sequences = []
+    for length in (1, 19, 34):
+        blocks, free = free[: -(-length // BLOCK)], free[-(-length // BLOCK) :]
+        sequences.append(Sequence(random_prompt(rng, length), blocks))
+    while waiting := [sequence for sequence in sequences if sequence.done < len(sequence.tokens)]:
+        chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
+        limits = [min(rng.choice([1, 12, 20]), len(s.tokens) - s.done) for s in chosen]
+        test_decoder.run_step(model, cache, list(zip(chosen, limits, strict=True)))
+    for sequence in sequences:
+        expected = reference_logits(theirs, sequence.tokens)
+        torch.testing.assert_close(torch.cat(sequence.logits), expected, rtol=2e-4, atol=2e-4)
+    assert {"attention_decode", "activate", "rotary"} <= set(device.launches)
