@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MATURIN := maturin>=1.9.4,<2
 
 # What the extension is built from: a change here, and only here, builds it again.
-RUST := Cargo.toml Cargo.lock $(shell find router csrc -type f 2>/dev/null)
+RUST := Cargo.toml Cargo.lock $(shell find router csrc/cpu -type f 2>/dev/null)
 
 # A stamp says that a thing was done; it has the time at which that began.
 SERVE := $(VENV)/.serve
