@@ -283,6 +283,32 @@ def test_an_engine_whose_shard_dies_too_often_says_so(tiny_folder: Path) -> None
             llm.generate("a")
 
 
+ENGINES = """
+import sys, threading
+from textgen import LLM, SamplingParams
+
+def use(times):
+    for _ in range(times):
+        with LLM(sys.argv[1], threads=1, max_batch_size=4, log_level="error") as llm:
+            (answer,) = llm.generate("a b c", SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+            print(len(answer.outputs[0].token_ids))
+
+use(3)
+beside = [threading.Thread(target=use, args=(1,)) for _ in range(2)]
+for thread in beside:
+    thread.start()
+for thread in beside:
+    thread.join()
+"""
+
+
+def test_a_program_may_have_engines_one_after_another_and_beside_each_other(tiny_folder: Path) -> None:
+    """In a process of its own: where threads are new to the library, and nothing else has been loaded before it."""
+    command = [sys.executable, "-c", ENGINES, str(tiny_folder)]
+    ended = subprocess.run(command, capture_output=True, env=environment(), text=True, timeout=100)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["4"] * 5), ended.stderr
+
+
 PROGRAM = """
 import sys
 from textgen import LLM, SamplingParams
