@@ -110,8 +110,9 @@ def test_answers_can_be_held_to_a_shape_and_to_calls(llm: LLM) -> None:
     shape = StructuredOutputsParams(regex="[0-9]{3}-[a-f]{2}")
     outputs = llm.generate(["The number is", "It is"], SamplingParams(max_tokens=20, structured_outputs=shape))
     assert all(re.fullmatch("[0-9]{3}-[a-f]{2}", output.outputs[0].text) for output in outputs)
-    parameters = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Bonn", "Rome"]}}}
-    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters | {"required": ["city"]}}}
+    kinds = {"city": {"type": "string", "enum": ["Bonn", "Rome"]}}
+    parameters = {"type": "object", "properties": kinds, "required": ["city"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     question = [{"role": "user", "content": "What is the weather in Bonn?"}]
     (output,) = llm.chat(question, SamplingParams(max_tokens=60), tools=[tool], tool_choice="required")
     message = output.outputs[0].message
