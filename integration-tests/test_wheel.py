@@ -11,7 +11,8 @@ import pytest
 
 pytestmark = pytest.mark.wheel
 
-DIST = Path(__file__).parents[1] / "dist"
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
 MEGABYTE = 10**6
 
 
@@ -52,6 +53,12 @@ def test_python_sources_and_types_are_inside(wheel: zipfile.ZipFile) -> None:
     for name in ("__init__.py", "py.typed", "_router.pyi", "launcher/cli.py", "shard/__main__.py"):
         assert f"textgen/{name}" in names
     assert not [name for name in names if "__pycache__" in name or name.startswith(("tests/", "integration-tests/"))]
+
+
+def test_the_kernels_for_gpus_are_inside(wheel: zipfile.ZipFile) -> None:
+    here = {file.name for file in (ROOT / "csrc" / "cuda").iterdir()}
+    assert "attention_decode.cu" in here and "device.cuh" in here
+    assert {f"textgen/ops/cuda/kernels/{name}" for name in here} <= set(wheel.namelist())
 
 
 def test_the_console_scripts(wheel: zipfile.ZipFile) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "kernels"  # in a checkout a link to csrc/cuda
+FOLDER = Path(__file__).parent / "kernels"  # to which csrc/cuda of a checkout is a link
 
 
 @dataclass(frozen=True, slots=True)
