@@ -194,7 +194,7 @@ def test_a_cache_of_integers_is_read_alike(architecture: str, tmp_path: Path, mo
     seed, floats = clear_logits(decoder, fresh_rng(), monkeypatch)
     expected = logits(decoder, seed, torch.int8)
     for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording, threads=2)):
-        assert apart(logits(model, seed, torch.int8), expected) < 1e-2
+        assert apart(logits(model, seed, torch.int8), expected) < 5e-3
     assert 1e-5 < apart(expected, floats) < 0.1, "nothing was quantized, or too much lost"
 
 
