@@ -28,7 +28,7 @@ def write(root: Path, path: str, text: str | int) -> None:
 def test_a_plain_machine(root: Path) -> None:
     found = inspect(root)
     assert (found.memory_available, found.memory_limit) == (16 * GIB, "the machine")
-    assert (found.cores, found.bfloat16, found.nvidia_driver, found.kernels) == (8, False, False, False)
+    assert (found.cores, found.bfloat16, found.kernels, found.gpu) == (8, False, False, None)
 
 
 def test_version_2_takes_the_tightest_group_and_counts_file_cache_as_free(root: Path) -> None:
@@ -72,11 +72,6 @@ def test_bfloat16_units(flag: str, root: Path) -> None:
 def test_what_kernels_need(root: Path) -> None:
     write(root, "proc/cpuinfo", "processor : 0\nflags : fpu fma avx2 f16c")
     assert inspect(root).kernels
-
-
-def test_a_driver(root: Path) -> None:
-    write(root, "proc/driver/nvidia/version", "NVRM")
-    assert inspect(root).nvidia_driver
 
 
 def test_this_machine() -> None:

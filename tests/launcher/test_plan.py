@@ -15,6 +15,8 @@ from tests.launcher.folders import make_folder
 from textgen import __version__
 from textgen.launcher.checkpoint import Checkpoint
 from textgen.launcher.errors import MemoryPlanError, SettingsError
+from textgen.launcher.flags import Share
+from textgen.launcher.gpu import Gpu
 from textgen.launcher.hardware import Hardware
 from textgen.launcher.model import Model, resolve
 from textgen.launcher.plan import Plan, make_plan
@@ -28,7 +30,7 @@ GIB = 2**30
 
 def machine(gib: float = 8, **changes: Any) -> Hardware:
     values: dict[str, Any] = {"memory_limit": "the machine", "cores": 4, "bfloat16": False}
-    values |= {"nvidia_driver": False, "kernels": True}
+    values |= {"kernels": True}
     return Hardware(memory_available=int(gib * GIB), **(values | changes))
 
 
@@ -138,7 +140,7 @@ def test_max_batch_total_tokens_bounds_the_cache(model: Model) -> None:
         ({"max_total_tokens": 513}, ["--max-total-tokens 513", "512 positions"]),
         ({"max_input_tokens": 512}, ["--max-input-tokens 512", "at most 511"]),
         ({"max_batch_size": 9, "max_batch_prefill_tokens": 8}, ["--max-batch-size 9", "--max-batch-prefill-tokens 8"]),
-        ({"device": "cuda", "kv_memory": GIB}, ["no NVIDIA driver", "--device cpu"]),
+        ({"device": "cuda"}, ["--device cuda: nobody has looked for one"]),
     ],
 )
 def test_settings_that_do_not_fit_model_or_machine(settings: dict[str, Any], parts: list[str], model: Model) -> None:
@@ -152,10 +154,44 @@ def test_too_little_memory(model: Model) -> None:
         plan(model, machine(0.1))
 
 
-def test_cuda_takes_the_amount_at_its_word(model: Model) -> None:
-    made = plan(model, machine(0.1, nvidia_driver=True), device="cuda", kv_memory=GIB, dtype="auto")
-    assert made.dtype == "bfloat16"
-    assert made.memory.kv_bytes <= GIB
+def gpu(**changes: Any) -> Hardware:
+    values: dict[str, Any] = {"name": "H", "capability": (9, 0), "total": 8 * GIB, "free": 6 * GIB}
+    return machine(0.1, gpu=Gpu(**(values | changes)))
+
+
+def test_a_gpu_is_given_as_many_blocks_as_are_of_use(model: Model) -> None:
+    """How many there can be, the shard measures."""
+    made = plan(model, gpu(), device="cuda", cuda_memory_fraction=0.9, cuda_graphs=(1, 8), attention="native")
+    assert (made.dtype, made.memory.num_blocks, made.max_batch_tokens) == ("bfloat16", 128 * 512 // 16, 4096)
+    table = "\n".join(made.memory.table)
+    assert "H (sm_90)" in table and "--cuda-memory-fraction 0.9" in table and "at most 4096 blocks" in table
+    told = parse_settings(made.shard_settings())
+    assert (told.device, told.attention, told.memory_fraction, told.kv_share) == ("cuda", "native", 0.9, 1.0)
+    assert (told.graphs, told.least_blocks) == ((1, 8), 512 // 16 + 1)
+    assert parse_settings(plan(model, gpu(), device="cuda", kv_memory=Share(0.25)).shard_settings()).kv_share == 0.25
+    assert plan(model, gpu(), device="cuda", kv_memory=GIB // 64).memory.kv_bytes <= GIB // 64
+
+
+@pytest.mark.parametrize(
+    ("hardware", "settings", "sentence"),
+    [
+        ({"free": GIB // 4}, {}, "the model does not fit: .* are missing"),
+        ({}, {"cuda_memory_fraction": 0.3}, "the model does not fit"),
+        ({}, {"kv_memory": 6 * GIB}, "--kv-memory 6.0 GiB does not fit beside the weights"),
+        ({}, {"kv_memory": 1000}, "--kv-memory is too little for one sequence of 512 tokens"),
+    ],
+)
+def test_what_cannot_fit_a_gpu(model: Model, hardware: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(MemoryPlanError, match=sentence):
+        plan(model, gpu(**hardware), device="cuda", **settings)
+
+
+def test_auto_takes_the_gpu_that_is_there(model: Model) -> None:
+    assert plan(model, gpu(), device="auto").settings.device == "cuda"
+    without = plan(model, device="auto", attention="native")
+    assert (without.settings.device, without.settings.attention) == ("cpu", "auto")
+    with pytest.raises(SettingsError, match="--attention flash-attn takes bfloat16 and float16"):
+        plan(model, gpu(), device="cuda", attention="flash-attn", dtype="float32")
 
 
 def test_the_shard_takes_its_settings(model: Model) -> None:

@@ -49,7 +49,7 @@ def test_every_setting_is_a_flag_and_a_variable(field: object) -> None:
         "max_total_tokens": "64", "prefix_caching": "false", "max_shard_failures": "2", "longest_prefix_first": "true",
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "disable_grammar_support": "true",
         "watermark_gamma": "0.25", "trust_remote_code": "true", "quantize": "int8", "plan": "off", "cpu_isa": "avx2",
-        "kv_cache_dtype": "int8",
+        "kv_cache_dtype": "int8", "attention": "native", "cuda_memory_fraction": "0.5", "cuda_graphs": "1,2",
         "allow_unauthenticated": "true", "vertex_predict_route": "/p", "vertex_health_route": "/h",
         "otlp_protocol": "http/protobuf",
     }  # fmt: skip
@@ -59,6 +59,7 @@ def test_every_setting_is_a_flag_and_a_variable(field: object) -> None:
     others = {
         "trust_remote_code": ["--revision", "0123456789" * 4],
         "tls_cert": ["--tls-key", "k"],
+        "attention": ["--device", "cuda"],
         "tls_key": ["--tls-cert", "c"],
     }
     pinned = others.get(name, [])
@@ -141,7 +142,11 @@ def test_log_levels_have_one_spelling() -> None:
         (["--max-passes", "-1"], ["--max-passes"]),
         (["--model-id", " "], ["--model-id", "empty"]),
         (["--num-shard", "2"], ["--num-shard 2", "not supported"]),
-        (["--device", "cuda"], ["--kv-memory"]),
+        (["--attention", "native"], ["--attention native is for GPUs", "--device cuda"]),
+        (["--attention", "paged"], ["auto, native, flash-attn, torch"]),
+        (["--cuda-memory-fraction", "1.1"], ["--cuda-memory-fraction", "at most 1"]),
+        (["--cuda-graphs", "1,x"], ["--cuda-graphs", "1,2,4,8"]),
+        (["--cuda-graphs", "5000"], ["--cuda-graphs", "at most 4096"]),
         (["--max-input-tokens", "8", "--max-total-tokens", "8"], ["--max-input-tokens 8", "less than", "lower"]),
         (["--max-total-tokens", "9", "--max-batch-total-tokens", "8"], ["--max-batch-total-tokens 8"]),
         (["--max-batch-prefill-tokens", "9", "--max-batch-total-tokens", "8"], ["--max-batch-prefill-tokens 9"]),

@@ -85,11 +85,11 @@ def test_a_step_that_takes_too_long_is_told(make_runner: RunnerMaker, monkeypatc
         executor, inbox = make_executor(make_runner, theirs, stuck_after=1e-9)
         seen: list[str | None] = []
 
-        def slow_step(*_: object) -> Outcome:
+        def slow_step(*_: object) -> list[Outcome]:
             seen.append(executor.check_integrity())
-            return Outcome([])
+            return [Outcome([])]
 
-        monkeypatch.setattr(executor._runner, "step", slow_step)
+        monkeypatch.setattr(executor._runner, "take", slow_step)
         assert executor.check_integrity() is None
         inbox._items.put(Received(Step(1, b"", b"", b"", b"", b"", b""), time.monotonic_ns()))
         inbox.stop()

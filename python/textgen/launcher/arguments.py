@@ -55,6 +55,8 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
         if value is not None:
             flag = flag_of(field)
             parts = isinstance(value, list | tuple)
+            if parts and not flag.repeatable:  # several numbers are one text
+                value, parts = ",".join(map(str, value)) or "0", False
             values[name] = _read(flag, name, list(map(str, value)) if parts else value if flag.switch else str(value))
     return Settings(**values)
 

@@ -55,7 +55,7 @@ def _serve(settings: Settings, log: Log, phases: Phases) -> int:
     log.debug("settings that differ from their defaults", **changed)
     model = find_model(settings, log)
     phases.end("model")
-    plan = make_plan(settings, model, inspect())
+    plan = make_plan(settings, model, inspect(device=settings.device))
     report_plan(log, plan)
     phases.end("plan")
 

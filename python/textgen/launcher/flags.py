@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 Parser: TypeAlias = Callable[[str], Any]
 
 LARGEST = 2**31 - 1
+LARGEST_BATCH = 4096
+MOST_SIZES = 128
 
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _AMOUNT = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{0,6})?|\.[0-9]{1,6})\s*([a-z]*)\s*", re.IGNORECASE)
@@ -150,6 +152,29 @@ def part(value: str) -> float:
     if not 0 < number < 1:
         raise ValueError("must be a number between 0 and 1, neither of them")
     return number
+
+
+def portion(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= 1:
+        raise ValueError("must be a number above 0 and at most 1")
+    return number
+
+
+def batch_sizes(value: str) -> tuple[int, ...]:
+    """`1,2,4`: different sizes from 1 to 4096, in order; `0` is none."""
+    numbers = value.replace(",", " ").split()
+    if numbers == ["0"]:
+        return ()
+    if not numbers or not all(re.fullmatch("[1-9][0-9]{0,3}", number) for number in numbers):
+        raise ValueError("must be batch sizes with commas between, such as 1,2,4,8, or 0 for none")
+    sizes = sorted({int(number) for number in numbers})
+    if sizes[-1] > LARGEST_BATCH or len(sizes) > MOST_SIZES:
+        raise ValueError(f"must be at most {MOST_SIZES} sizes of at most {LARGEST_BATCH}")
+    return tuple(sizes)
 
 
 def memory(value: str) -> int | Share:

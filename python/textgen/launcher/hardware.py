@@ -7,6 +7,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from textgen.launcher.gpu import Gpu, GpuMissing, find_gpu, torch_cuda
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 _KERNEL_FLAGS = {"avx2", "fma", "f16c"}  # of the least that the kernels of `csrc/cpu` are worth it on
@@ -14,27 +17,38 @@ _KERNEL_FLAGS = {"avx2", "fma", "f16c"}  # of the least that the kernels of `csr
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Bytes and counts. `memory_limit` names what bounds the memory, for people; `kernels`: whether plans run here."""
+    """Bytes and counts. `memory_limit` names what bounds the memory, for people; `kernels`: whether plans run here;
+    `gpu`: for those who ask for it."""
 
     memory_available: int
     memory_limit: str
     cores: int
     bfloat16: bool
-    nvidia_driver: bool
     kernels: bool
+    gpu: Gpu | None = None
+    no_gpu: str = "nobody has looked for one"  # why there is none, and what to do
 
 
-def inspect(root: Path = Path("/")) -> Hardware:
-    """Read /proc and /sys below `root`."""
+def inspect(root: Path = Path("/"), device: str = "cpu") -> Hardware:
+    """Read /proc and /sys below `root`; with a device other than the processor, ask for a GPU too."""
     (available, limit), flags = _memory(root), _cpu_flags(root)
     return Hardware(
         memory_available=available,
         memory_limit=limit,
         cores=_cores(root),
         bfloat16=bool(_BFLOAT16_FLAGS & flags),
-        nvidia_driver=(root / "proc/driver/nvidia/version").exists(),
         kernels=flags >= _KERNEL_FLAGS,
+        **({} if device == "cpu" else _gpu()),
     )
+
+
+def _gpu() -> dict[str, Any]:
+    if torch_cuda() is None:
+        return {"no_gpu": "the installed torch is built for processors; install a build for CUDA, or use --device cpu"}
+    try:
+        return {"gpu": find_gpu()}
+    except GpuMissing as error:
+        return {"no_gpu": str(error)}
 
 
 def _memory(root: Path) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from textgen.launcher.errors import MemoryPlanError
 from textgen.launcher.flags import Share
+from textgen.launcher.gpu import Gpu
 
 DEFAULT_SHARE = Share(0.5)  # of what is free beside the weights: the machine has other work too
 MOST = 0.9  # of the same, when one full sequence needs more than the default share
@@ -67,6 +68,36 @@ def plan_memory(needs: Needs, available: int, limit: str, asked: int | Share | N
     return MemoryPlan(blocks, blocks * needs.block, tuple(_table(needs, available, limit, blocks)))
 
 
+def plan_gpu(needs: Needs, gpu: Gpu, fraction: float, asked: int | Share | None) -> MemoryPlan:
+    """The most blocks that are of use: how many there are the shard finds out, which measures what weights, steps and
+    CUDA graphs take. Raises `MemoryPlanError` when the weights alone are too big."""
+    used = 0 if gpu.free is None else gpu.total - gpu.free
+    available = int(gpu.total * fraction) - used
+    free = available - needs.fixed
+    amounts = [(f"memory of {gpu}", gpu.total)]
+    if fraction < 1:
+        amounts.append((f"kept free by --cuda-memory-fraction {fraction:g}", available + used - gpu.total))
+    amounts += [("used by others", -used), ("weights", -needs.weights), ("context and libraries", -needs.processes)]
+    blocks = max(needs.useful_blocks, needs.sequence_blocks)
+    if isinstance(asked, int):
+        blocks = min(blocks, asked // needs.block)
+    lines = [_line(*row) for row in amounts]
+    if free <= 0:
+        remedy = "use a smaller model, --dtype bfloat16, or a GPU with more memory"
+        raise MemoryPlanError("\n".join([f"the model does not fit: {amount(-free)} are missing; {remedy}", *lines]))
+    if isinstance(asked, int) and asked > free:
+        what = f"--kv-memory {amount(asked)} does not fit beside the weights: {amount(asked - free)} are missing"
+        raise MemoryPlanError("\n".join([f"{what}; ask for less, or leave it out", *lines]))
+    if blocks < needs.sequence_blocks:
+        raise MemoryPlanError(
+            f"--kv-memory is too little for one sequence of {needs.max_total_tokens} tokens, which takes "
+            f"{amount(needs.sequence_blocks * needs.block)}; give more, or lower --max-total-tokens"
+        )
+    lines.append(_line("for steps, CUDA graphs and KV cache", free))
+    lines.append(f"  the shard measures these; KV cache: at most {blocks} {_unit(needs)} of {needs.block_size} tokens")
+    return MemoryPlan(blocks, blocks * needs.block, tuple(lines))
+
+
 def _budget(needs: Needs, free: int, asked: int | Share | None) -> int:
     if isinstance(asked, Share):
         return int(free * asked.value)
@@ -96,12 +127,16 @@ def _table(needs: Needs, available: int, limit: str, blocks: int) -> list[str]:
         ("attention scratch", -blocks * needs.scratch),
         ("left to the machine", left),
     ]
-    lines = [f"  {name:<44}{'-' if value < 0 else ' '}{amount(abs(value)):>10}" for name, value in rows]
+    lines = [_line(name, value) for name, value in rows]
     if needs.groups > 1 or needs.sequence_blocks * needs.block_size < needs.max_total_tokens:
         lines.insert(
             -1, f"  {f'sequences of {needs.max_total_tokens} tokens that fit':<45}{_sequences(needs, blocks):>10}"
         )
     return lines
+
+
+def _line(name: str, value: int) -> str:
+    return f"  {name:<44}{'-' if value < 0 else ' '}{amount(abs(value)):>10}"
 
 
 def _unit(needs: Needs) -> str:

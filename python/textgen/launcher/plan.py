@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from textgen import __version__
 from textgen.launcher.errors import SettingsError
+from textgen.launcher.flags import Share
 from textgen.launcher.hardware import Hardware
-from textgen.launcher.memory import MemoryPlan, Needs, plan_memory
+from textgen.launcher.memory import MemoryPlan, Needs, plan_gpu, plan_memory
 from textgen.launcher.model import Model
 from textgen.launcher.settings import Settings, dashed
 from textgen.models.groups import group_layers
@@ -21,6 +23,7 @@ MOST_TOKENS = 8192  # --max-total-tokens when nobody says: memory for longer con
 STEP_TOKENS = {"cpu": 2048, "cuda": 4096}
 MOST_SLOTS = 256
 PROCESSES = 640 * 2**20  # three processes' code and heaps, torch's share by far the largest
+GPU_PROCESS = 512 * 2**20  # CUDA's context, cuBLAS, loaded kernels
 LOGIT_COPIES = 4  # logits, their filtered copy, probabilities, sorted values; float32
 ENCODER_COPIES = 3  # an encoder's bias by position, its scores and probabilities: heads * tokens * tokens each
 PADDING = 2  # attention groups sequences of similar length: a gathered context is at most twice the real one
@@ -42,6 +45,7 @@ class Plan:
     threads: int | None
     http_threads: int
     memory: MemoryPlan
+    sequence_blocks: int  # the fewest that are of use
 
     def router_settings(self, *, listen: bool = True) -> str:
         """JSON for `textgen._router.Router`. listen: whether it is a server; else only this process calls it."""
@@ -106,6 +110,11 @@ class Plan:
                 "max_context": self.max_total_tokens,
                 "max_top_n": max(settings.max_top_n_tokens, OPENAI_TOP_LOGPROBS, BEAM_TOKENS * settings.max_choices),
                 "threads": self.threads,
+                "attention": settings.attention,
+                "memory_fraction": settings.cuda_memory_fraction,
+                "kv_share": settings.kv_memory.value if isinstance(settings.kv_memory, Share) else 1.0,
+                "least_blocks": self.sequence_blocks,
+                "graphs": settings.cuda_graphs,
                 "plan": settings.plan,
                 "cpu_isa": settings.cpu_isa,
                 "kv_cache_dtype": settings.kv_cache_dtype,
@@ -126,8 +135,7 @@ BEAM_TOKENS = 4  # a beam search looks at so many tokens for each beam where a m
 
 def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     """Decide everything. Raises `SettingsError` and `MemoryPlanError`."""
-    if settings.device == "cuda" and not hardware.nvidia_driver:
-        raise SettingsError("--device cuda: this machine has no NVIDIA driver; install one or use --device cpu")
+    settings = _with_device(settings, hardware)
     if model.fallback or settings.device != "cpu":
         where = f"--device {settings.device}" if settings.device != "cpu" else "a model that Transformers runs"
         for name, default in (("quantize", None), ("kv_cache_dtype", "auto")):
@@ -146,6 +154,8 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
             f"--max-batch-size {slots} must be at most --max-batch-prefill-tokens {step}: each running sequence takes "
             "a token of every step; lower the first or raise the second"
         )
+    if settings.device == "cuda" and settings.attention == "flash-attn" and dtype == "float32":
+        raise SettingsError("--attention flash-attn takes bfloat16 and float16; give --dtype, or another --attention")
     needs = _needs(settings, model, dtype, max_total, step, slots, hardware)
     return Plan(
         settings=settings,
@@ -158,7 +168,21 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         threads=settings.threads or hardware.cores,
         http_threads=min(MOST_HTTP_THREADS, hardware.cores),
         memory=_memory(settings, needs, hardware),
+        sequence_blocks=needs.sequence_blocks,
     )
+
+
+def _with_device(settings: Settings, hardware: Hardware) -> Settings:
+    """The settings with the device that `auto` stands for. Raises `SettingsError`."""
+    if settings.device == "cuda" and hardware.gpu is None:
+        raise SettingsError(f"--device cuda: {hardware.no_gpu}")
+    if settings.device == "auto":
+        settings = dataclasses.replace(
+            settings,
+            device="cpu" if hardware.gpu is None else "cuda",
+            attention="auto" if hardware.gpu is None else settings.attention,
+        )
+    return settings
 
 
 def _encoding_step(settings: Settings, max_input: int, step: int, slots: int) -> int:
@@ -248,6 +272,6 @@ def _needs(
 def _memory(settings: Settings, needs: Needs, hardware: Hardware) -> MemoryPlan:
     if settings.device == "cpu":
         return plan_memory(needs, hardware.memory_available, hardware.memory_limit, settings.kv_memory)
-    # The device's memory is the shard's to measure. Until it does, the amount that was asked for is taken at its word.
-    assert isinstance(settings.kv_memory, int)
-    return plan_memory(needs, needs.fixed + settings.kv_memory, "the device, unmeasured", settings.kv_memory)
+    assert hardware.gpu is not None
+    there = dataclasses.replace(needs, processes=GPU_PROCESS, workspace=0, scratch=0)
+    return plan_gpu(there, hardware.gpu, settings.cuda_memory_fraction, settings.kv_memory)

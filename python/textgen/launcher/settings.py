@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from textgen.launcher.errors import SettingsError
 from textgen.launcher.flags import (
     Share,
+    batch_sizes,
     boolean,
     choice,
     flag_of,
@@ -17,6 +18,7 @@ from textgen.launcher.flags import (
     is_loopback,
     memory,
     part,
+    portion,
     ratio,
     route,
     seconds,
@@ -36,6 +38,7 @@ NETWORK = "Network"
 OBSERVING = "Logs"
 TRACES = "Traces"
 LIFE = "Life cycle"
+ATTENTIONS = ("auto", "native", "flash-attn", "torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +87,29 @@ class Settings:
         group=MODEL, metavar="TYPE",
     )  # fmt: skip
     device: str = setting(
-        choice("cpu", "cuda"), "cpu",
-        "Device of the shard. With cuda, --kv-memory must name an amount, since GPU memory is not planned yet.",
+        choice("auto", "cpu", "cuda"), "cpu",
+        "Device of the shard: cpu, cuda (an NVIDIA GPU) or auto (a GPU where there is one that torch can use). No GPU "
+        "has served yet: docs/gpu.md says what is checked without one.",
         group=MODEL, metavar="DEVICE",
+    )  # fmt: skip
+    attention: str = setting(
+        choice(*ATTENTIONS), "auto",
+        "Who attends on a GPU: native (Textgen's own kernels, compiled where they run), flash-attn (the package "
+        "flash_attn, if installed; the rest stays native), torch (torch runs every operation) or auto (native, or "
+        "torch where the kernels cannot be compiled).",
+        group=BATCHING, metavar="NAME", from_environment=lambda value: value in ATTENTIONS,
+    )  # fmt: skip
+    cuda_memory_fraction: float = setting(
+        portion, 1.0,
+        "Share of a GPU's memory that the shard may take in all: weights, steps, CUDA graphs and KV cache.",
+        group=BATCHING, metavar="SHARE",
+    )  # fmt: skip
+    cuda_graphs: tuple[int, ...] | None = setting(
+        batch_sizes, None,
+        "Batch sizes that steps of one token for each sequence are captured for as CUDA graphs, once they occur: "
+        "numbers with commas between, such as 1,2,4,8; 0 is none. A batch is filled up to the next size.",
+        group=BATCHING, default="1, 2, 4, and so on in finer steps up to --max-batch-size", metavar="SIZES",
+        from_environment=lambda value: not set(value) - set("0123456789, "),
     )  # fmt: skip
     tool_call_parser: str | None = setting(
         text, None,
@@ -266,7 +289,8 @@ class Settings:
     kv_memory: int | Share | None = setting(
         memory, None,
         "Memory for the KV cache: an amount (4GiB, 500MB, bytes) or a share of what is free beside the weights (0.8).",
-        group=BATCHING, default="0.5, and never more than max-batch-size full sequences need", metavar="AMOUNT",
+        group=BATCHING, metavar="AMOUNT",
+        default="0.5, on a GPU all of it; and never more than max-batch-size full sequences need",
     )  # fmt: skip
     prefix_caching: bool = setting(
         boolean, True, "Keep what was computed for prompts that begin alike: true or false.",
@@ -432,8 +456,8 @@ class Settings:
             raise SettingsError(f"{given} needs {other}: TLS takes a certificate and the key that belongs to it")
         if self.num_shard > 1:
             raise SettingsError(f"--num-shard {self.num_shard} is not supported in this version; leave it out")
-        if self.device == "cuda" and not isinstance(self.kv_memory, int):
-            raise SettingsError("--device cuda needs --kv-memory with an amount, such as --kv-memory 8GiB")
+        if self.device == "cpu" and self.attention != "auto":
+            raise SettingsError(f"--attention {self.attention} is for GPUs; leave it out, or use --device cuda or auto")
         _ordered(self, "max_input_tokens", "max_total_tokens", strict=True)
         _ordered(self, "max_total_tokens", "max_batch_total_tokens")
         _ordered(self, "max_batch_prefill_tokens", "max_batch_total_tokens")

@@ -20,8 +20,6 @@ UNAVAILABLE: dict[str, str] = {
     "shard-uds-path": "router and shard share inherited descriptors, so there is no path to set; leave it out",
     "master-addr": "one process serves the model in this version; leave it out",
     "master-port": "one process serves the model in this version; leave it out",
-    "cuda-memory-fraction": "use --kv-memory",
-    "cuda-graphs": _LATER,
     "disable-custom-kernels": _LATER,
     "enable-prefill-logprobs": "prompt log-probabilities are always available per request; leave it out",
     "prometheus-port": "metrics are at /metrics of the server's own port; leave it out",

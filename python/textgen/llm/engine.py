@@ -45,7 +45,7 @@ class Engine:
         try:
             model = find_model(settings, self._log)
             phases.end("model")
-            self.plan = make_plan(settings, model, inspect())
+            self.plan = make_plan(settings, model, inspect(device=settings.device))
             report_plan(self._log, self.plan)
             phases.end("plan")
             self._begin(phases)

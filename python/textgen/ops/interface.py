@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from textgen.models.spec import Activation, GatedActivation
+from textgen.ops.sampling import SamplingRows
 
 Ints = NDArray[np.int64]
 
@@ -118,3 +119,7 @@ class Ops(Protocol):
     def attention(self, layout: SegmentLayout, window: int | None, like: Tensor) -> Attention: ...
 
     def cross_attention(self, layout: CrossLayout, like: Tensor) -> Attention: ...
+
+    def choose(self, logits: Tensor, rows: SamplingRows, largest: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """As `sampling.choose`; with the log of the sum of exp(logits), [rows] float32, where it comes along."""
+        ...

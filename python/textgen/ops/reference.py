@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from textgen.models.spec import Activation, ClampedSilu, GatedActivation
+from textgen.ops import sampling
 from textgen.ops.interface import Attention, CrossLayout, SegmentLayout
 from textgen.ops.reference_attention import PagedAttention
 from textgen.ops.reference_cross import CrossAttention
@@ -117,3 +118,8 @@ def attention(layout: SegmentLayout, window: int | None, like: Tensor) -> Attent
 def cross_attention(layout: CrossLayout, like: Tensor) -> Attention:
     """The step's attention to inputs that an encoder has read: each token sees the whole input of its sequence."""
     return CrossAttention(layout, like.device)
+
+
+def choose(logits: Tensor, rows: sampling.SamplingRows, largest: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """[rows] int64 token ids from shaped logits [rows, vocab] float32; nobody sums their exp on the way."""
+    return sampling.choose(logits, rows, largest), None

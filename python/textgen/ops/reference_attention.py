@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from textgen.ops.interface import AttentionForm, Ints, KvScales, SegmentLayout
 from textgen.ops.reference_scores import attend_with_form
+from textgen.ops.transfer import upload
 
 MIN_GROUP = 64  # contexts shorter than this share a group: padding them costs less than one more call
 
@@ -103,7 +104,7 @@ class PagedAttention:
         within = np.arange(context)
         real = within < lengths[:, None]
         positions = begins[:, None] + np.where(real, within, 0)
-        mask = None if real.all() else torch.from_numpy(real[:, None, None]).to(self._device)
+        mask = None if real.all() else upload(real[:, None, None], self._device)
         return _SingleTokens(
             count=len(group),
             tokens=None if len(group) == len(self.layout.lengths) else self._to_device(self.layout.offsets[group]),
@@ -135,7 +136,7 @@ class PagedAttention:
         return rows
 
     def _to_device(self, values: Ints) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return upload(values, self._device)
 
 
 def _similar(ends: Ints, members: Ints, window: int | None) -> list[Ints]:

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from textgen.ops.transfer import upload
+
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
@@ -145,8 +147,8 @@ class RuledRows:
     def shape(self, logits: Tensor) -> Tensor:
         """logits [rows, vocab] float32 with the rules on them, as a copy."""
         pieces = [*self._fixed(), *self._banned(logits)]
-        where = torch.cat([torch.from_numpy(rows) for rows, _, _ in pieces]).to(logits.device)
-        ids = torch.cat([torch.from_numpy(ids) for _, ids, _ in pieces]).to(logits.device)
+        where = upload(np.concatenate([rows for rows, _, _ in pieces]), logits.device)
+        ids = upload(np.concatenate([ids for _, ids, _ in pieces]), logits.device)
         values = torch.cat([values.to(logits.device) for _, _, values in pieces])
         logits = logits.index_put((where, ids), values, accumulate=True)
         self._mark(logits)
@@ -156,7 +158,7 @@ class RuledRows:
 
     def forbids(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[n] bool: whether the tokens, [rows] int64, are forbidden in the shaped logits: nothing else was left."""
-        rows = torch.from_numpy(self.rows).to(logits.device)
+        rows = upload(self.rows, logits.device)
         return logits[rows, tokens.index_select(0, rows)] == -torch.inf
 
     def _fixed(self) -> list[tuple[Ints, Ints, Tensor]]:
@@ -179,12 +181,12 @@ class RuledRows:
         index = np.repeat([index for index, _ in having], [len(prefixes.tokens) for _, prefixes in having])
         place = self.position[index] - np.concatenate([prefixes.back for _, prefixes in having])
         word = np.concatenate([prefixes.word + begin for (_, prefixes), begin in zip(having, first, strict=True)])
-        expected = torch.from_numpy(np.concatenate([prefixes.tokens for _, prefixes in having])).to(logits.device)
+        expected = upload(np.concatenate([prefixes.tokens for _, prefixes in having]), logits.device)
         there = self.tokens(index, place.clip(0)) == expected
-        there &= torch.from_numpy(place >= 0).to(logits.device)
+        there &= upload(place >= 0, logits.device)
         hits = torch.zeros(sum(counts), dtype=torch.int64, device=logits.device)
-        hits.index_add_(0, torch.from_numpy(word).to(logits.device), there.long())
-        length = torch.from_numpy(np.concatenate([prefixes.length for _, prefixes in having])).to(logits.device)
+        hits.index_add_(0, upload(word, logits.device), there.long())
+        length = upload(np.concatenate([prefixes.length for _, prefixes in having]), logits.device)
         values = torch.zeros(len(hits), device=logits.device).masked_fill_(hits == length, -torch.inf)
         rows = np.repeat(self.rows[[index for index, _ in having]], counts)
         return [(rows, np.concatenate([prefixes.last for _, prefixes in having]), values)]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from textgen.ops.rules import RuledRows, restricted
+from textgen.ops.transfer import upload
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -64,10 +65,10 @@ class Allowed:
         """logits [rows, vocab] with minus infinity where a row may not draw."""
         if not self.rows.size:
             return logits
-        bits = torch.from_numpy(self.bits).to(logits.device)
+        bits = upload(self.bits, logits.device)
         if len(self.rows) == len(logits) and bool((self.rows == np.arange(len(logits))).all()):
             return restricted(logits, bits)
-        where = torch.from_numpy(self.rows).to(logits.device)
+        where = upload(self.rows, logits.device)
         return logits.index_copy(0, where, restricted(logits.index_select(0, where), bits))
 
     def permits(self, tokens: Ints) -> Mask:
@@ -82,8 +83,8 @@ class Allowed:
         needed = ~self.permits(known.cpu().numpy())
         if not needed.any():
             return known.clone()
-        where = torch.from_numpy(self.rows[needed]).to(logits.device)
-        bits = torch.from_numpy(self.bits[needed]).to(logits.device)
+        where = upload(self.rows[needed], logits.device)
+        bits = upload(self.bits[needed], logits.device)
         return known.index_copy(0, where, restricted(logits.index_select(0, where), bits).argmax(dim=-1))
 
 
@@ -177,7 +178,7 @@ def _draw(logits: Tensor, rows: SamplingRows, drawn: Mask) -> Tensor:
     # The largest logit is taken off first, so that a tiny temperature cannot overflow.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / _column(rows.temperature[drawn], logits)
     filtered = _filter(scaled, rows, drawn)
-    u = torch.from_numpy(uniform(rows.seed[drawn], rows.position[drawn])).to(logits.device)
+    u = upload(uniform(rows.seed[drawn], rows.position[drawn]), logits.device)
     return draw(filtered.softmax(dim=-1), u)
 
 
@@ -201,11 +202,11 @@ def _on_rows(x: Tensor, mask: Mask, change: Callable[[Tensor, Mask], Tensor]) ->
 
 
 def _indices(mask: Mask, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.flatnonzero(mask)).to(like.device)
+    return upload(np.flatnonzero(mask), like.device)
 
 
 def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)[:, None]
+    return upload(np.ascontiguousarray(values), like.device)[:, None]
 
 
 def _top_k(x: Tensor, k: Ints) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from textgen.models.decoder import PackedBatch
 from textgen.models.groups import LayerGroups
 from textgen.ops import Ops, SegmentLayout
 from textgen.ops.sampling import Mask
+from textgen.ops.transfer import upload
 from textgen.shard.protocol import Admit, Flag, Ints, ProtocolError, Source, StepColumns, unpack_u32
 from textgen.shard.slots import FAILURES, Slots, State
 from textgen.shard.sources import UNLIKE, any_of, encoder_batch, take_sources
@@ -249,13 +249,13 @@ def pack(
     rows, attention = [], []
     for tables, window in zip(slots.tables, groups.windows, strict=True):
         own = tables[of_tokens, blocks].astype(np.int64) * slots.block_size + within
-        rows.append(torch.from_numpy(own).to(like.device))
+        rows.append(upload(own, like.device))
         of_segments = tables[segments.slot, :width]
         layout = SegmentLayout(segments.offset, segments.start, segments.length, of_segments, slots.block_size)
         attention.append(ops.attention(layout, window, like))
     return PackedBatch(
         ids=_ids(segments, slots),
-        positions=torch.from_numpy(positions).to(like.device),
+        positions=upload(positions, like.device),
         rows=[rows[group] for group in groups.group],
         attention=[attention[group] for group in groups.group],
         encoder=encoder_batch(inputs, slots, segments.slot, where, ops, like) if sources else None,
@@ -266,13 +266,13 @@ def _ids(segments: Segments, slots: Slots) -> Tensor:
     """[tokens] ids. Those sampled last are taken from where they lie: on the device."""
     device = slots.last_token.device
     if not segments.tokens.size:
-        return slots.last_token.index_select(0, torch.from_numpy(segments.slot).to(device))
+        return slots.last_token.index_select(0, upload(segments.slot, device))
     explicit = segments.explicit
     ids = np.zeros(len(explicit), np.int64)
     ids[explicit] = segments.tokens
-    packed = torch.from_numpy(ids).to(device)
+    packed = upload(ids, device)
     if segments.last.any():
-        where = torch.from_numpy(segments.offset[segments.last]).to(device)
-        of_slots = torch.from_numpy(segments.slot[segments.last]).to(device)
+        where = upload(segments.offset[segments.last], device)
+        of_slots = upload(segments.slot[segments.last], device)
         packed.index_copy_(0, where, slots.last_token.index_select(0, of_slots))
     return packed

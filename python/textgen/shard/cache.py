@@ -11,6 +11,7 @@ from textgen.layers.cache import LayerCache
 from textgen.models.groups import LayerGroups
 from textgen.models.spec import DecoderSpec
 from textgen.ops import Ops
+from textgen.ops.transfer import upload
 from textgen.parallel import Parallel
 from textgen.shard.protocol import Ints
 
@@ -25,6 +26,7 @@ class KvCache:
 
     places: tuple[LayerCache, ...]
     layers: tuple[LayerCache, ...]  # the places of all layers
+    num_pages: int  # that sequences may have
 
     @property
     def bytes_per_page(self) -> int:
@@ -34,7 +36,7 @@ class KvCache:
     def copy_pages(self, pairs: Ints, ops: Ops) -> None:
         """Copy the first page of each pair onto the second; all are read before any is written."""
         device = self.places[0].keys.device
-        sources, targets = (torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in pairs.T)
+        sources, targets = (upload(np.ascontiguousarray(column), device) for column in pairs.T)
         for place in self.places:
             for stored in place.stored:
                 ops.copy_blocks(stored, sources, targets)
@@ -48,17 +50,19 @@ def allocate_cache(
     device: torch.device,
     parallel: Parallel,
     groups: LayerGroups | None = None,
+    spare: int = 0,
 ) -> KvCache:
     """An empty cache. Its memory is not touched: rows are read only after they were written.
 
     dtype: int8 comes with a scale for each token and head.
     groups: how layers share out pages (None: all are one group, and a page is a block).
+    spare: pages behind those, for rows that fill up a batch; they are zeros.
     """
     latent = spec.attention.latent
     heads = spec.num_kv_heads if latent is not None else spec.num_kv_heads // parallel.world_size
 
     def place() -> LayerCache:
-        rows = (num_pages, block_size, heads)
+        rows = (num_pages + spare, block_size, heads)
         keys, scales = torch.empty((*rows, spec.head_dim), dtype=dtype, device=device), None
         if dtype == torch.int8:
             scales = torch.empty(rows, dtype=torch.float32, device=device)
@@ -70,4 +74,6 @@ def allocate_cache(
 
     of_layers = tuple(range(spec.num_layers)) if groups is None else groups.place
     places = tuple(place() for _ in range(max(of_layers) + 1))
-    return KvCache(places, tuple(places[at] for at in of_layers))
+    for stored in (stored for made in places for stored in made.stored):
+        stored[num_pages:] = 0
+    return KvCache(places, tuple(places[at] for at in of_layers), num_pages)

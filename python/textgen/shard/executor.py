@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 
 import torch
 
@@ -11,7 +12,9 @@ from textgen.shard.errors import ShardError
 from textgen.shard.link import Broken, FrameWriter, Inbox, Received, RouterGone
 from textgen.shard.metrics import Metrics
 from textgen.shard.protocol import Admit, Failed, Hello, Step, Stop
-from textgen.shard.runner import Runner
+from textgen.shard.runner import Outcome, Runner
+
+PAUSE = 20e-6  # seconds between two looks at the device, while nothing comes from the router
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +32,9 @@ class Executor:
         """Say hello, then answer frames until a Stop or until the router is gone. Raises `ShardError`."""
         try:
             self._writer.send([hello])
-            while self._answer(self._inbox.get()):
-                self._busy_since = None
+            while self._answer(self._next()):
+                if not self._runner.under_way():
+                    self._busy_since = None
         except RouterGone as error:
             log.info("the router closed the connection: %s", error)
         finally:
@@ -45,21 +49,36 @@ class Executor:
             return f"a step has been running for {time.monotonic() - since:.0f} seconds"
         return None
 
+    def _next(self) -> Received:
+        """What comes next; meanwhile steps under way are answered as they end."""
+        while self._runner.under_way():
+            if (received := self._inbox.poll(PAUSE)) is not None:
+                return received
+            self._send(self._runner.ended())
+            if not self._runner.under_way():
+                self._busy_since = None
+        return self._inbox.get()
+
+    def _send(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            self._writer.send(outcome.frames)
+            self._metrics.observe(outcome)
+
     def _answer(self, received: Received) -> bool:
         """Answer one frame; False after the last."""
         self._busy_since = time.monotonic()
         match received.message:
             case Step() as step:
-                outcome = self._runner.step(step, received.at_ns)
-                self._writer.send(outcome.frames)
-                self._metrics.observe(outcome)
+                self._send(self._runner.take(step, received.at_ns))
             case Admit() as admit:
+                self._send(self._runner.drain())
                 self._send_failures(self._runner.admit(admit))
             case Broken(message=message, fatal=fatal):
                 self._send_failures([Failed(None, b"", "protocol", message)])
                 if fatal:
                     raise ShardError(f"the router's stream cannot be read: {message}")
             case Stop():
+                self._send(self._runner.drain())
                 return False
         return True
 

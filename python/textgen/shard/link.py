@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import anyio
@@ -78,6 +78,13 @@ class Inbox:
 
     def get(self) -> Received:
         return self._items.get()
+
+    def poll(self, seconds: float) -> Received | None:
+        """What is there, or comes within so many seconds."""
+        try:
+            return self._items.get(timeout=seconds)
+        except Empty:
+            return None
 
 
 async def read_frames(link: socket.socket, inbox: Inbox) -> None:

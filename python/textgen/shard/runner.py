@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,9 +15,11 @@ from torch import Tensor
 from textgen.models.decoder import FindsLikeliest, Model, Repeats
 from textgen.models.groups import LayerGroups
 from textgen.ops import Ops
-from textgen.ops.sampling import Allowed, Mask, choose, score, shape
+from textgen.ops.sampling import Allowed, Mask, score, shape
+from textgen.ops.transfer import upload
 from textgen.shard.batch import Bounds, Fault, Segments, check_admit, check_segments, check_step, pack
 from textgen.shard.cache import KvCache
+from textgen.shard.errors import ShardError
 from textgen.shard.memory import SharedMemory, WideLimit
 from textgen.shard.protocol import (
     Admit,
@@ -33,8 +36,11 @@ from textgen.shard.protocol import (
     step_columns,
 )
 from textgen.shard.slots import Slots
-from textgen.shard.steady import Steady, steady
+from textgen.shard.steady import Answered, Following, Steady, continuation, steady
 from textgen.shard.wide import prompt_logprobs, top_tokens
+
+if TYPE_CHECKING:  # for GPUs alone
+    from textgen.shard.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +78,17 @@ class Runner:
         bounds: Bounds,
         memory: SharedMemory,
         ops: Ops,
+        pipeline: Pipeline | None = None,
+        lost: Callable[[BaseException], bool] | None = None,
     ) -> None:
+        """pipeline: of a GPU, for steps that follow one another there. lost: whether nothing will run any more after
+        an error."""
         self.model, self.cache, self.slots, self.bounds = model, cache, slots, bounds
         self.memory, self._ops = memory, ops
         self._finder = model if isinstance(model, FindsLikeliest) else None
         self._repeats = model if isinstance(model, Repeats) else None
-        self._steady: Steady | None = None  # what the step before tells of the next one
+        self.pipeline, self._lost = pipeline, lost
+        self._steady: Steady | Following | None = None  # what the step before tells of the next one
         self.groups = groups
 
     @torch.inference_mode()
@@ -96,18 +107,66 @@ class Runner:
         return [_failed(None, fault)]
 
     def step(self, step: Step, received_ns: int) -> Outcome:
-        """Run one step. Whatever goes wrong in it becomes a `Failed` frame."""
+        """Run one step to its end. Whatever goes wrong in it becomes a `Failed` frame."""
+        *_, outcome = [*self.take(step, received_ns), *self.drain()]
+        return outcome
+
+    def take(self, step: Step, received_ns: int) -> Iterator[Outcome]:
+        """The same, and of a device that runs while others are launched: outcomes in the order of steps, of this one
+        perhaps later."""
         going_on, self._steady = self._steady, None
+        if isinstance(going_on, Following) and not going_on.sound:
+            going_on = None
         if going_on is None or not going_on.continues(step):
-            return self._work_out(step, received_ns)
+            yield from self.drain()
+            yield self._work_out(step, received_ns)
+            return
+        if isinstance(going_on, Following):
+            yield from self._follow(step, going_on, received_ns)
+            return
         try:
             outcome = self._go_on(step.step, going_on, received_ns)
         except Exception as error:  # see `_work_out`
-            return self._broken(step, going_on.slot, error)
+            yield self._broken(step, going_on.slot, error)
+            return
         if outcome is None:
-            return self._work_out(step, received_ns)
+            yield self._work_out(step, received_ns)
+            return
         self._steady = going_on
-        return outcome
+        yield outcome
+
+    def under_way(self) -> bool:
+        """Whether a step was launched that is not answered."""
+        return self.pipeline is not None and len(self.pipeline) > 0
+
+    def ended(self) -> Iterator[Outcome]:
+        """Of steps that have ended by now."""
+        while self.pipeline is not None and len(self.pipeline) and self.pipeline.ready():
+            yield self._answered(self.pipeline.finish())
+
+    def drain(self) -> Iterator[Outcome]:
+        """Of all steps under way; waits for them."""
+        if self.pipeline is not None:
+            yield from map(self._answered, self.pipeline.drain())
+
+    def _follow(self, step: Step, following: Following, received_ns: int) -> Iterator[Outcome]:
+        assert self.pipeline is not None
+        launching = self.pipeline.launch(step.step, following, received_ns)
+        while True:
+            try:
+                with torch.inference_mode():
+                    answered = next(launching, None)
+            except Exception as error:  # see `_work_out`
+                yield from self.drain()
+                yield self._broken(step, following.slot, error)
+                return
+            if answered is None:
+                break
+            yield self._answered(answered)
+        self._steady = following
+
+    def _answered(self, answered: Answered) -> Outcome:
+        return Outcome(answered.frames, answered.count, answered.count, answered.mask_wait)
 
     @torch.inference_mode()
     def _work_out(self, step: Step, received_ns: int) -> Outcome:
@@ -128,6 +187,8 @@ class Runner:
             return self._broken(step, named, error)
 
     def _broken(self, step: Step, named: Ints | None, error: Exception) -> Outcome:
+        if self._lost is not None and self._lost(error):
+            raise ShardError(f"the GPU does not answer any more: {str(error).strip().partition(chr(10))[0]}") from error
         log.exception("step %d failed", step.step)
         reason = str(error).strip().partition("\n")[0]
         return self._abandon(step, named, "internal", f"the step failed: {type(error).__name__}: {reason}")
@@ -183,7 +244,10 @@ class Runner:
         faults += sampled.faults
         if segments.slot.size and not faults:
             pages = self.bounds.num_pages
-            self._steady = steady(step, segments, slots, self._repeats, self.memory.masks, pages)
+            if self.pipeline is not None:
+                self._steady = self.pipeline.follow(continuation(step, segments, slots, self.memory.masks, pages))
+            else:
+                self._steady = steady(step, segments, slots, self._repeats, self.memory.masks, pages)
         return Outcome(
             frames=[
                 *(_failed(number, fault) for fault in faults),
@@ -200,7 +264,7 @@ class Runner:
             return None
         rows = (segments.offset + segments.length - 1)[segments.sample]
         if len(rows) < hidden.shape[0]:
-            hidden = hidden.index_select(0, torch.from_numpy(rows).to(hidden.device))
+            hidden = hidden.index_select(0, upload(rows, hidden.device))
         return self.model.logits(hidden)
 
     def _sample(self, number: int, segments: Segments, logits: Tensor | None, masks: tuple[Ints, Ints]) -> _Sampled:
@@ -216,22 +280,25 @@ class Runner:
         chosen, position = segments.slot[segments.sample], segments.end[segments.sample]
 
         def history(mask: Mask) -> Tensor:
-            rows = torch.from_numpy(chosen[mask]).to(logits.device)
+            rows = upload(chosen[mask], logits.device)
             return slots.history[:, : int(position[mask].max())].index_select(0, rows).long()
 
         limits = self._limits(number, chosen, masks) if masks[0].size else None
         allowed = None if limits is None else limits.allowed
         rows, rules = slots.sampling_rows(chosen, position), slots.ruled_rows(chosen, position)
         known = None if self._finder is None else self._finder.likeliest()
+        normaliser = None if known is None else known.normaliser
         shaped = logits
         if allowed is not None and known is not None and rules is None and rows.plain:
             tokens = allowed.likeliest(logits, known.tokens)
         else:
             shaped = shape(logits, rows, history, allowed, rules)
-            tokens = choose(shaped, rows, None if known is None or shaped is not logits else known.tokens)
-        scores = score(logits, tokens, None if known is None else known.normaliser)
+            largest = None if known is None or shaped is not logits else known.tokens
+            tokens, found = self._ops.choose(shaped, rows, largest)
+            normaliser = found if known is None and shaped is logits else normaliser
+        scores = score(logits, tokens, normaliser)
         stuck = None if rules is None else chosen[rules.rows[rules.forbids(shaped, tokens).cpu().numpy()]]
-        slots.last_token.index_copy_(0, torch.from_numpy(chosen).to(logits.device), tokens)
+        slots.last_token.index_copy_(0, upload(chosen, logits.device), tokens)
         slots.has_last[chosen] = True
         slots.remember(chosen, position, tokens)
         top = top_tokens(logits, scores.normaliser, slots.top_n[chosen])
@@ -261,7 +328,7 @@ class Runner:
 
     def _remember_explicit(self, segments: Segments) -> None:
         owner, explicit = segments.owner, segments.explicit
-        tokens = torch.from_numpy(segments.tokens).to(self.slots.last_token.device)
+        tokens = upload(segments.tokens, self.slots.last_token.device)
         self.slots.remember(segments.slot[owner][explicit], segments.positions(owner)[explicit], tokens)
 
     def _done(self, number: int, sampled: _Sampled, prompts: dict[int, bytes], times: tuple[int, int, int]) -> Done:

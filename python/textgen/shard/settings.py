@@ -23,6 +23,12 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_slots: Positive
     max_batch_tokens: Positive
     max_context: Positive
+    # For GPUs, where `num_blocks` are those of use, and the shard finds out how many there can be:
+    attention: Literal["auto", "native", "flash-attn", "torch"] = "auto"
+    memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of the device's memory
+    kv_share: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of what is free beside weights, steps and graphs
+    least_blocks: Positive = 1  # fewer are of no use
+    graphs: tuple[Positive, ...] | None = None  # batch sizes to capture; None: the shard's own, (): none
     rank: Annotated[int, Meta(ge=0)] = 0
     world_size: Positive = 1
     max_top_n: Annotated[int, Meta(ge=0)] = 20

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from textgen.ops.rules import RuledRows, TokenRules
 from textgen.ops.sampling import Mask, SamplingRows
+from textgen.ops.transfer import upload
 from textgen.shard.protocol import NO_PAGE, Admit, Ints, unpack_u32
 from textgen.shard.token_rules import token_rules
 
@@ -70,10 +71,13 @@ class Slots:
         self.top_n = np.zeros(max_slots, np.int64)
         self.prompt_top_n = np.zeros(max_slots, np.int64)
         self.has_last = np.zeros(max_slots, np.bool_)  # something was sampled since Admit
-        self.last_token = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        # One row more than there are slots: that of the rows that fill up a captured batch.
+        self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=device)
         self.last_logits: dict[int, Tensor] = {}  # of a prompt cut in chunks, while its log-probabilities are asked for
         self._device = device
-        self._history: Tensor | None = None  # [max_slots, max_context] int32, made when somebody first asks for it
+        self._history: Tensor | None = (
+            None  # [max_slots + 1, max_context + 1] int32, made when somebody first asks for it
+        )
 
     @property
     def failed(self) -> Mask:
@@ -106,8 +110,8 @@ class Slots:
         self.top_n[slot] = admit.top_n
         self.prompt_top_n[slot] = admit.prompt_top_n
         if self.remembers[slot]:
-            known = torch.from_numpy(unpack_u32(admit.history, "history"))
-            self.history[slot, : len(known)] = known.to(self._device, torch.int32)
+            known = upload(unpack_u32(admit.history, "history").astype(np.int32), self._device)
+            self.history[slot, : len(known)] = known
 
     def free(self, slots: Ints) -> None:
         """Empty the slots; freeing an empty one changes nothing."""
@@ -140,8 +144,8 @@ class Slots:
         kept = np.flatnonzero(self.remembers[slots])
         if not kept.size:
             return
-        where = (torch.from_numpy(slots[kept]).to(self._device), torch.from_numpy(positions[kept]).to(self._device))
-        chosen = tokens.index_select(0, torch.from_numpy(kept).to(self._device))
+        where = (upload(slots[kept], self._device), upload(positions[kept], self._device))
+        chosen = tokens.index_select(0, upload(kept, self._device))
         self.history.index_put_(where, chosen.to(torch.int32))
 
     def append_blocks(self, slots: Ints, counts: Ints, pages: Ints) -> None:
@@ -178,9 +182,9 @@ class Slots:
 
     @property
     def history(self) -> Tensor:
-        """Token ids by slot and position, kept up only for slots that remember."""
+        """Token ids by slot and position, kept up only for slots that remember. The last row is nobody's."""
         if self._history is None:
-            shape = (len(self.state), self.max_context + 1)
+            shape = (len(self.state) + 1, self.max_context + 1)
             self._history = torch.zeros(shape, dtype=torch.int32, device=self._device)
         return self._history
 
@@ -208,7 +212,7 @@ class Slots:
         ruled = slots[rows]
 
         def tokens(index: Ints, at: Ints) -> Tensor:
-            where = torch.from_numpy(ruled[index]).to(self._device), torch.from_numpy(at).to(self._device)
+            where = upload(ruled[index], self._device), upload(at, self._device)
             return self.history[where].long()
 
         rules = [self.rules[slot] for slot in ruled.tolist()]

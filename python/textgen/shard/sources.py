@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import torch
 from torch import Tensor
 
 from textgen.models.decoder import EncoderBatch
 from textgen.ops import CrossLayout, Ops
 from textgen.ops.sampling import Mask
+from textgen.ops.transfer import upload
 from textgen.shard.protocol import Flag, Ints, StepColumns
 from textgen.shard.slots import Slots, State
 
@@ -77,10 +77,8 @@ def encoder_batch(
     new = [each for each in slot.tolist() if each in inputs]
     cross = CrossLayout(*layout, slots.source_len[slot], slots.source_tables[slot, :width], size)
     return EncoderBatch(
-        inputs=[torch.from_numpy(inputs[each]).to(like.device) for each in new],
-        rows=torch.from_numpy(_rows([(slots.source_tables[each], len(inputs[each])) for each in new], size)).to(
-            like.device
-        ),
+        inputs=[upload(inputs[each], like.device) for each in new],
+        rows=upload(_rows([(slots.source_tables[each], len(inputs[each])) for each in new], size), like.device),
         attention=ops.cross_attention(cross, like),
     )
 

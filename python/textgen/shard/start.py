@@ -14,7 +14,6 @@ import torch
 from textgen.gguf.index import NAME as GGUF_INDEX
 from textgen.layers.weight import DenseFormat, WeightFormat
 from textgen.models.decoder import Decoder, Model
-from textgen.models.groups import group_layers
 from textgen.models.load import load_model
 from textgen.models.spec import DecoderSpec
 from textgen.ops import select_ops
@@ -24,8 +23,7 @@ from textgen.quantization.blocks import BlockFormat
 from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
 from textgen.quantization.formats import GROUP
 from textgen.quantization.integers import Int4Format, Int8Format
-from textgen.shard.batch import Bounds
-from textgen.shard.cache import allocate_cache
+from textgen.shard.assembly import assemble, open_accelerator
 from textgen.shard.errors import OutOfMemory, ShardError
 from textgen.shard.executor import Executor, use_threads
 from textgen.shard.link import FrameWriter, Inbox
@@ -37,7 +35,6 @@ from textgen.shard.ops_app import OpsApp
 from textgen.shard.protocol import VERSION, Hello, KvFacts, Limits, MeasuredStep, ModelFacts, Phase
 from textgen.shard.runner import Runner
 from textgen.shard.settings import ShardSettings
-from textgen.shard.slots import Slots
 from textgen.shard.warmup import warm_up
 from textgen.shard.worker import Worker
 
@@ -71,7 +68,7 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
     use_threads(settings.threads)
     with phases.timed("load"), _memory_refusals(settings):
         runner = build_runner(settings, memory_fd)
-    inbox, metrics = Inbox(), Metrics(runner.slots, settings.num_blocks)
+    inbox, metrics = Inbox(), Metrics(runner.slots, runner.bounds.num_pages)
     executor = Executor(runner, inbox, FrameWriter(link), metrics, settings.stuck_after)
 
     def prepare() -> Hello:
@@ -109,8 +106,11 @@ def _cache(settings: ShardSettings, folder: Path) -> WeightsCache | None:
 
 def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
     """Model, cache, seats and shared memory as the settings size them. Raises `ModelError` and `ShardError`."""
-    dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
-    parallel, ops = Parallel(settings.rank, settings.world_size), select_ops()
+    dtype, device, accelerator, ops = DTYPES[settings.dtype], torch.device("cpu"), None, select_ops()
+    if settings.device == "cuda":
+        accelerator, ops = open_accelerator(settings, dtype)
+        device = accelerator.device
+    parallel = Parallel(settings.rank, settings.world_size)
     folder, trust = Path(settings.model_dir), settings.trust_remote_code
     form = _format(settings, folder)
     kept = _cache(settings, folder)
@@ -126,24 +126,10 @@ def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
         model = load(None if settings.quantize is None else FORMATS[settings.quantize])
     elif kept is not None:
         kept.commit()
-    bounds = Bounds(
-        vocab_size=model.spec.vocab_size,
-        num_pages=settings.num_blocks,
-        max_slots=settings.max_slots,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_context=settings.max_context,
-        max_top_n=settings.max_top_n,
-        block_size=settings.block_size,
-        encoder=model.spec.encoder is not None,
-    )
-    groups = group_layers(model.spec.windows, settings.max_context)
-    stored = dtype if settings.kv_cache_dtype == "auto" else torch.int8
-    cache = allocate_cache(model.spec, settings.num_blocks, settings.block_size, stored, device, parallel, groups)
-    slots = Slots(settings.max_slots, settings.max_context, settings.block_size, device, groups.windows, bounds.encoder)
     wide = WideSize(settings.max_batch_tokens, settings.max_slots, settings.max_top_n)
-    masks = MaskSize(settings.max_slots, model.spec.vocab_size)
-    memory = SharedMemory(memory_fd, wide, masks, settings.mask_timeout)
-    return Runner(model, cache, groups, slots, bounds, memory, ops)
+    memory = SharedMemory(memory_fd, wide, MaskSize(settings.max_slots, model.spec.vocab_size), settings.mask_timeout)
+    stored = dtype if settings.kv_cache_dtype == "auto" else torch.int8
+    return assemble(settings, model, ops, memory, stored, accelerator)
 
 
 def _plan(settings: ShardSettings) -> tuple[str | None, PlanSizes]:
@@ -163,7 +149,9 @@ def hello(settings: ShardSettings, runner: Runner, phases: list[Phase], measured
         rank=settings.rank,
         world_size=settings.world_size,
         model=ModelFacts(spec.vocab_size, spec.max_positions, settings.dtype),
-        kv=KvFacts(settings.num_blocks, settings.block_size, runner.cache.bytes_per_page, list(runner.groups.windows)),
+        kv=KvFacts(
+            runner.bounds.num_pages, settings.block_size, runner.cache.bytes_per_page, list(runner.groups.windows)
+        ),
         limits=Limits(settings.max_slots, settings.max_batch_tokens, settings.max_top_n),
         regions=runner.memory.regions,
         phases=phases,

@@ -7,7 +7,7 @@ follow it. Where layers have windows, or are of several groups, they hold as lon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 
 import numpy as np
@@ -17,7 +17,7 @@ from textgen.models.decoder import Begun, Repeat, Repeats
 from textgen.ops.sampling import Allowed, Floats, Mask
 from textgen.shard.batch import Segments
 from textgen.shard.masks import MaskBoard
-from textgen.shard.protocol import Ints, ProtocolError, Step, pack_u32, unpack_pairs, unpack_u32
+from textgen.shard.protocol import Done, Failed, Ints, ProtocolError, Step, pack_u32, unpack_pairs, unpack_u32
 from textgen.shard.slots import Slots
 
 
@@ -31,13 +31,11 @@ class Ran:
 
 
 @dataclass(slots=True, kw_only=True)
-class Steady:
-    """The segments of the last step, and what they need."""
+class Continuation:
+    """The segments of the last step, and what the next one may be if it is as that one."""
 
     slot: Ints
     packed_slots: bytes
-    last: Ints  # by slot, the token sampled last
-    batch: Repeat
     expected: NDArray[np.uint32]  # the segments of the next step as they travel
     starts: NDArray[np.uint32]  # of these
     new_pages: NDArray[np.uint32]  # of these
@@ -89,6 +87,14 @@ class Steady:
             return False
         return True
 
+
+@dataclass(slots=True, kw_only=True)
+class Steady(Continuation):
+    """A continuation that a recorded plan runs again."""
+
+    last: Ints  # by slot, the token sampled last
+    batch: Repeat
+
     def run(self, number: int, slots: Slots) -> Ran | None:
         """[n] tokens; None, and nothing was sampled, where there is more to it: numbers that are not finite, or a mask
         that has not come or leaves nothing to draw."""
@@ -125,32 +131,43 @@ class Steady:
         return bool(may[each, best].all())
 
 
-def steady(
-    step: Step, segments: Segments, slots: Slots, model: Repeats | None, board: MaskBoard, num_pages: int
-) -> Steady | None:
+@dataclass(slots=True, kw_only=True)
+class Following(Continuation):
+    """A continuation that a GPU runs from what lies there (`pipeline.py`)."""
+
+    loaded: bool = False
+    sound: bool = True  # none of its sequences has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of a step on a GPU."""
+
+    frames: list[Done | Failed]
+    count: int
+    mask_wait: float | None
+
+
+def continuation(step: Step, segments: Segments, slots: Slots, board: MaskBoard, num_pages: int) -> Continuation | None:
     """What the step, which has run well, tells of the next one; None where that has more to it."""
     slot, count = segments.slot, len(segments.slot)
-    if model is None or 24 * count != len(step.segments) or not segments.last.all():
+    if 24 * count != len(step.segments) or not segments.last.all():
         return None
     if (segments.length > 1).any() or not segments.sample.all() or segments.prompt_logprobs.any():
         return None
-    plain = slots.temperature[slot].max() == 0 and slots.top_n[slot].max() == 0
-    if not plain or slots.remembers[slot].any() or slots.ruled[slot].any():
+    if slots.top_n[slot].max() > 0 or slots.ruled[slot].any():
         return None
     within = slots.block_size - 1 - int((segments.start % slots.block_size).max())
     left = slots.max_context - int(segments.end.max())
     if slots.groups > 1 or slots.span is not None:
         left = min(left, within)
-    batch = model.repeat() if left > 0 else None
-    if batch is None:
+    if left <= 0:
         return None
     expected = np.frombuffer(step.segments, "<u4").copy()
     expected[5 * count :] = 0  # no new pages
-    return Steady(
+    return Continuation(
         slot=slot,
         packed_slots=pack_u32(slot),
-        last=slots.last_token.numpy(),
-        batch=batch,
         expected=expected,
         starts=expected[count : 2 * count],
         new_pages=expected[5 * count :],
@@ -161,3 +178,17 @@ def steady(
         board=board,
         samples=np.ones(count, np.bool_),
     )
+
+
+def steady(
+    step: Step, segments: Segments, slots: Slots, model: Repeats | None, board: MaskBoard, num_pages: int
+) -> Steady | None:
+    """The continuation by a plan, of sequences that take the likeliest token and have no history."""
+    if model is None or slots.temperature[segments.slot].max() > 0 or slots.remembers[segments.slot].any():
+        return None
+    found = continuation(step, segments, slots, board, num_pages)
+    batch = None if found is None else model.repeat()
+    if found is None or batch is None:
+        return None
+    of_step = {field.name: getattr(found, field.name) for field in fields(found)}
+    return Steady(**of_step, last=slots.last_token.numpy(), batch=batch)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from textgen.models.decoder import Model
 from textgen.ops.sampling import score
+from textgen.ops.transfer import upload
 from textgen.shard.batch import Segments
 from textgen.shard.protocol import Ints, pack_f32, pack_u32
 from textgen.shard.slots import Slots
@@ -23,7 +24,7 @@ def top_tokens(logits: Tensor, normaliser: Tensor, top_n: Ints) -> list[bytes]:
     if widest == 0:
         return []
     asking = np.flatnonzero(top_n)
-    rows = torch.from_numpy(asking).to(logits.device)
+    rows = upload(asking, logits.device)
     values, ids = logits.index_select(0, rows).topk(widest, dim=-1)
     values -= normaliser.index_select(0, rows)[:, None]
     packed = [b""] * len(top_n)

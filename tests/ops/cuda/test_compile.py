@@ -43,6 +43,7 @@ PROMISES = [
     (Source.of("copy_rows", UNIT=16), 64),
     (Source.of("copy_rows", UNIT=1), 64),
     (Source.of("sample"), 64),
+    (Source.of("shape"), 64),
     # Three blocks and more on a multiprocessor up to four heads, two with more.
     (decode(torch.bfloat16, 128, 1), 128),
     (decode(torch.bfloat16, 128, 4), 168),

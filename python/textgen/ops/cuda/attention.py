@@ -15,6 +15,7 @@ from textgen.ops.cuda.launches import DTYPES
 from textgen.ops.cuda.source import Source
 from textgen.ops.cuda.structures import Attention
 from textgen.ops.interface import AttentionForm, Ints, KvScales, SegmentLayout
+from textgen.ops.transfer import upload
 
 DECODE_THREADS = 128
 MAX_DIM = 256
@@ -49,7 +50,7 @@ class CudaAttention:
         if scales is not None or not self._takes(query, keys, values, form):
             plain = reference.attention(self.layout, self.window, self._like)
             return plain(query, key, value, keys, values, form, scales)
-        query = _aligned(query)
+        query = self._aligned(query)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         params = self._params(query, keys, values, form, out)
         if _has_matrices(query):
@@ -171,8 +172,15 @@ class CudaAttention:
             self._tile_work[size] = self._to_device(rows[np.argsort(-rows[:, 3])].astype(np.int32))
         return self._tile_work[size]
 
+    @staticmethod
+    def _aligned(query: Tensor) -> Tensor:
+        """[tokens, heads, dim], its heads one behind the other tokens at multiples of 16 bytes: itself, or a copy."""
+        _, by_head, by_number = query.stride()
+        fits = by_number == 1 and by_head == query.shape[2] and query.stride(0) * query.element_size() % 16 == 0
+        return query if fits and query.data_ptr() % 16 == 0 else query.clone(memory_format=torch.contiguous_format)
+
     def _to_device(self, values: NDArray[np.int32]) -> Tensor:
-        return torch.from_numpy(values).to(self._like.device)
+        return upload(values, self._like.device)
 
 
 def decode_source(query: Tensor, form: AttentionForm, block_size: int, group: int) -> Source:
@@ -224,13 +232,6 @@ def _groups(params: Attention, largest: int) -> tuple[int, int]:
 def _has_matrices(query: Tensor) -> bool:
     """Whether tensor cores take such heads."""
     return query.element_size() == 2 and query.shape[2] % 16 == 0
-
-
-def _aligned(query: Tensor) -> Tensor:
-    """[tokens, heads, dim], its heads one behind the other tokens at multiples of 16 bytes: itself, or a copy."""
-    _, by_head, by_number = query.stride()
-    fits = by_number == 1 and by_head == query.shape[2] and query.stride(0) * query.element_size() % 16 == 0
-    return query if fits and query.data_ptr() % 16 == 0 else query.clone(memory_format=torch.contiguous_format)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -14,7 +14,9 @@ from textgen.ops import reference
 from textgen.ops.cuda import launches
 from textgen.ops.cuda.attention import CudaAttention
 from textgen.ops.cuda.device import Device
+from textgen.ops.cuda.sampling import choose
 from textgen.ops.interface import Attention, CrossLayout, SegmentLayout
+from textgen.ops.sampling import SamplingRows
 
 
 class CudaOps:
@@ -25,7 +27,7 @@ class CudaOps:
     grouped_linear = staticmethod(reference.grouped_linear)
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self.device = self._device = device
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         if self._takes(x) and _is_weight(weight, x):
@@ -122,6 +124,9 @@ class CudaOps:
 
     def cross_attention(self, layout: CrossLayout, like: Tensor) -> Attention:
         return reference.cross_attention(layout, like)
+
+    def choose(self, logits: Tensor, rows: SamplingRows, largest: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return choose(self._device, logits, rows)
 
     def _takes(self, x: Tensor) -> bool:
         return x.dtype in launches.DTYPES and x.numel() > 0 and self._device.holds(x)

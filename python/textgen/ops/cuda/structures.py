@@ -63,3 +63,12 @@ class Sample(Structure):
         ("stride", c_int64),
         *((name, c_int32) for name in ("vocab", "reserved")),
     ]
+
+
+class Shape(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("logits", "out", "bits", "masked", "history", "counts", "slots", "known")),
+        *((name, c_void_p) for name in ("prompt", "repetition", "frequency", "presence")),
+        *((name, c_int64) for name in ("stride", "history_stride")),
+        *((name, c_int32) for name in ("vocab", "words")),
+    ]
