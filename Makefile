@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 .SUFFIXES:
 .PHONY: help serve build test test-rust test-python test-cpu-asan test-integration fuzz-api lint lint-rust lint-python format wheel \
   demo-model docs-settings docs-models clean bench-cpu bench-router bench-report bench-scheduler bench-startup bench-structured \
-  bench-offline soak soak-restart image check-tools
+  bench-offline gpu-check gpu-bench soak soak-restart image check-tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,13 @@ bench-structured: $(BENCH) $(BUILT) ## Measure what schemas cost and save, besid
 
 bench-cpu: $(BENCH) $(BUILT) ## Measure tokens a second on this processor beside llama.cpp and others: make bench-cpu [ARGS="--shapes S --formats int8"]
 	$(BIN)/python -m benchmark.cpu.run $(ARGS)
+	$(BIN)/python -m benchmark.report
+
+gpu-check: $(SERVE) $(BUILT) ## Check kernels, graphs and server on this machine's GPU (exit code 3: there is none)
+	$(BIN)/python -m textgen.gpu check $(ARGS)
+
+gpu-bench: $(BENCH) $(BUILT) ## Measure decoding and prompts on this machine's GPU: make gpu-bench [ARGS="--shapes llama-1b --batches 1 8"]
+	$(BIN)/python -m benchmark.gpu.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 
 bench-report: $(BENCH) ## Write docs/performance.md from the results of all benchmarks

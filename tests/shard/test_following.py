@@ -73,7 +73,7 @@ def on_gpu(make_runner: RunnerMaker, **changes: Any) -> Runner:
 
 def script_of(rng: random.Random) -> list[tuple[str, int, list[int], dict[str, Any]]]:
     seated, script = set[int](), list[tuple[str, int, list[int], dict[str, Any]]]()
-    for _ in range(7):
+    for _ in range(5):
         slot = rng.randrange(4)
         if slot in seated:
             seated.remove(slot)
@@ -123,16 +123,16 @@ def test_they_say_what_other_steps_say(
 
 def test_graphs_are_replayed_and_equal_launches(make_runner: RunnerMaker, gpu: StandIn, rng: random.Random) -> None:
     script = [("seat", slot, [5 + slot, 6, 7], rng.choice(SAMPLINGS)) for slot in range(3)]
-    script += [("step", 0, [], {})] * 12
+    script += [("step", 0, [], {})] * 8
     ours = play(on_gpu(make_runner), script)
-    assert gpu.captured == 2 and gpu.replayed >= 12, "one for the model, one for the draw"
+    assert gpu.captured == 2 and gpu.replayed >= 8, "one for the model, one for the draw"
     gpu.refuses = "not today"
     refused = on_gpu(make_runner)
     assert answers(ours) == answers(play(refused, script))
     assert gpu.captured == 2 and refused.pipeline is not None and not refused.pipeline.steps.graphs.enabled
     none = on_gpu(make_runner, graphs=())
     gpu.refuses = None
-    play(none, script)
+    play(none, script[:6])
     assert gpu.captured == 2
 
 
@@ -279,3 +279,15 @@ def test_a_device_that_is_lost_ends_the_shard(
     monkeypatch.setattr(runner.pipeline.steps, "forward", lost)
     with pytest.raises(ShardError, match="does not answer any more: CUDA error"):
         launched(runner, 2, token(0, 4))
+
+
+def test_what_no_kernel_takes_is_worked_out_step_by_step(
+    make_runner: RunnerMaker, gpu: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script: list[tuple[str, int, list[int], dict[str, Any]]] = [("seat", 0, [5, 6, 7], {}), ("seat", 1, [8], {})]
+    script += [("step", 0, [], {})] * 6
+    theirs = play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off"), script)
+    runner = on_gpu(make_runner)
+    monkeypatch.setattr("textgen.ops.cuda.fixed.FixedAttention._takes", lambda *_: False)
+    equal(play(runner, script), theirs)
+    assert "each step is worked out" in caplog.text and not gpu.captured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -9,13 +10,16 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from textgen.ops.cuda.fixed import NotFixed
 from textgen.ops.sampling import Mask
 from textgen.shard.batch import Fault
 from textgen.shard.decode import RING, DecodeSteps, Launched, Results
 from textgen.shard.masks import Arrived
 from textgen.shard.protocol import Done, Failed, Ints, Times, pack_f32, pack_ones, pack_u32
 from textgen.shard.slots import FAILURES, Slots
-from textgen.shard.steady import Answered, Continuation, Following
+from textgen.shard.steady import Answered, Continuation, Following, NotFollowed
+
+log = logging.getLogger(__name__)
 
 AT_MOST = RING - 1  # steps under way
 
@@ -39,18 +43,22 @@ class Pipeline:
     def __init__(self, steps: DecodeSteps, slots: Slots, mask_timeout: float) -> None:
         self.steps, self._slots, self._mask_timeout = steps, slots, mask_timeout
         self._under_way: deque[UnderWay] = deque()
+        self._enabled = True
 
     def __len__(self) -> int:
         return len(self._under_way)
 
     def follow(self, found: Continuation | None) -> Following | None:
         """The continuation on the device, where its sequences can be run so."""
-        if found is None or not self.steps.takes(found.slot):
+        if found is None or not self._enabled or not self.steps.takes(found.slot):
             return None
         return Following(**{field.name: getattr(found, field.name) for field in fields(found)})
 
     def launch(self, number: int, following: Following, received_ns: int) -> Iterator[Answered]:
-        """Queue the step that `following` expects. On the way come the answers that its masks, or room, wait for."""
+        """Queue the step that `following` expects. On the way come the answers that its masks, or room, wait for.
+
+        Raises `NotFollowed`, before anything is changed that the step needs.
+        """
         while len(self._under_way) >= AT_MOST:
             yield self.finish()
         started, slots = time.monotonic_ns(), self._slots
@@ -58,7 +66,12 @@ class Pipeline:
             self.steps.load(following.slot, following.starts.astype(np.int64) - 1)
             following.loaded = True
         begun = following.begun
-        launched = self.steps.forward(begun)
+        try:
+            launched = self.steps.forward(begun)
+        except NotFixed as error:
+            log.warning("each step is worked out, none is captured: %s", error)
+            self._enabled = False
+            raise NotFollowed from error
         if slots.span is not None:
             slots.start[following.slot] += 1
         if begun is not None:

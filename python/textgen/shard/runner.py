@@ -35,8 +35,9 @@ from textgen.shard.protocol import (
     pack_u32,
     step_columns,
 )
+from textgen.shard.rows import Limits, row_faults
 from textgen.shard.slots import Slots
-from textgen.shard.steady import Answered, Following, Steady, continuation, steady
+from textgen.shard.steady import Answered, Following, NotFollowed, Steady, continuation, steady
 from textgen.shard.wide import prompt_logprobs, top_tokens
 
 if TYPE_CHECKING:  # for GPUs alone
@@ -156,6 +157,10 @@ class Runner:
             try:
                 with torch.inference_mode():
                     answered = next(launching, None)
+            except NotFollowed:
+                yield from self.drain()
+                yield self._work_out(step, received_ns)
+                return
             except Exception as error:  # see `_work_out`
                 yield from self.drain()
                 yield self._broken(step, following.slot, error)
@@ -302,7 +307,7 @@ class Runner:
         slots.has_last[chosen] = True
         slots.remember(chosen, position, tokens)
         top = top_tokens(logits, scores.normaliser, slots.top_n[chosen])
-        faults = _row_faults(chosen, tokens, scores.normaliser, stuck, limits, self.memory.masks.timeout)
+        faults = row_faults(chosen, tokens, scores.normaliser, stuck, limits, self.memory.masks.timeout)
         kept = (
             ~np.isin(chosen, np.concatenate([fault.slots for fault in faults]))
             if faults
@@ -311,7 +316,7 @@ class Runner:
         waited = None if limits is None else limits.waited
         return _Sampled(chosen, tokens, scores.chosen, kept, top, faults, waited)
 
-    def _limits(self, number: int, chosen: Ints, masks: tuple[Ints, Ints]) -> _Limits:
+    def _limits(self, number: int, chosen: Ints, masks: tuple[Ints, Ints]) -> Limits:
         """What the masks of this step say of the sampled rows; waits for them. Slots that have failed have no row."""
         slots, places = masks
         row_of = np.full(self.bounds.max_slots, -1)
@@ -324,7 +329,7 @@ class Runner:
         unbound, bits, late = arrived.late | arrived.free, arrived.bits, slots[arrived.late]
         if unbound.any():
             rows, slots, bits = rows[~unbound], slots[~unbound], bits[~unbound]
-        return _Limits(Allowed(rows, bits), slots, late, arrived.waited)
+        return Limits(Allowed(rows, bits), slots, late, arrived.waited)
 
     def _remember_explicit(self, segments: Segments) -> None:
         owner, explicit = segments.owner, segments.explicit
@@ -350,41 +355,6 @@ class Runner:
             times=Times(max(started - received, 0), forwarded - started, time.monotonic_ns() - forwarded),
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """What the grammar masks of a step allow."""
-
-    allowed: Allowed
-    slots: Ints  # of the rows of `allowed`
-    late: Ints  # slots whose mask has not come
-    waited: float
-
-
-def _row_faults(
-    chosen: Ints, tokens: Tensor, normaliser: Tensor, stuck: Ints | None, limits: _Limits | None, timeout: float
-) -> list[Fault]:
-    """Why sampled rows are of no use; a slot is named once, the first reason counts."""
-    broken = chosen[~normaliser.isfinite().cpu().numpy()]
-    reasons = [(broken, "numerics", "the model's logits are not finite")]
-    if stuck is not None:
-        reasons.append((stuck, "limit", NOTHING_LEFT))
-    if limits is not None:
-        dead = limits.slots[~limits.allowed.permits(tokens.cpu().numpy())]
-        reasons += [
-            (limits.late, "internal", f"the mask of its grammar did not come within {timeout:g} seconds"),
-            (dead, "limit", "its grammar allows no token here; use a looser grammar"),
-        ]
-    faults: list[Fault] = []
-    for slots, kind, message in reasons:
-        for fault in faults:
-            slots = np.setdiff1d(slots, fault.slots)
-        if slots.size:
-            faults.append(Fault(slots, kind, message))
-    return faults
-
-
-NOTHING_LEFT = "its rules leave no token to draw here; allow more tokens, or ban fewer"
 
 _NOTHING = _Sampled(np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0), np.zeros(0, np.bool_), [])
 

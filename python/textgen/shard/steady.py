@@ -131,6 +131,10 @@ class Steady(Continuation):
         return bool(may[each, best].all())
 
 
+class NotFollowed(Exception):
+    """Steps of this model cannot be run from what lies on the device; each is worked out."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Following(Continuation):
     """A continuation that a GPU runs from what lies there (`pipeline.py`)."""

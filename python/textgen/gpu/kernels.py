@@ -1,0 +1,165 @@
+"""Every kernel against the reference on random shapes. Each check gives the largest error and what is allowed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from textgen.models.spec import GatedActivation
+from textgen.ops import AttentionForm, SegmentLayout, reference, sampling
+from textgen.ops.cuda.device import Device
+from textgen.ops.cuda.ops import CudaOps
+from textgen.ops.cuda.sampling import Masks, Penalties, choose, shape
+
+WITHIN = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+BLOCK = 16
+
+Error: TypeAlias = tuple[float, float]
+"""The largest error, relative to 1 and the value, and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Where and with what a kernel is tried."""
+
+    rng: random.Random
+    kernels: Device
+    ops: CudaOps
+    there: torch.device
+    largest: int  # sizes are drawn up to about this
+
+    def tensor(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*size, device=self.there).to(dtype)
+
+    def dtype(self) -> torch.dtype:
+        return self.rng.choice(list(WITHIN))
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    """Infinite where one is no number and the other is."""
+    got, expected = got.float(), expected.float()
+    same = (got == expected) | (got.isnan() & expected.isnan())
+    off = ((got - expected).abs() / (1 + expected.abs())).masked_fill(same, 0)
+    return float(off.nan_to_num(nan=float("inf")).max()) if off.numel() else 0.0
+
+
+def rms_norm(case: Case) -> Error:
+    dtype = case.dtype()
+    size = case.rng.choice([64, 130, case.largest])
+    x, weight = case.tensor(case.rng.randint(1, 40), size, dtype=dtype), case.tensor(size, dtype=dtype)
+    return error(case.ops.rms_norm(x, weight, 1e-6), reference.rms_norm(x.float(), weight.float(), 1e-6)), WITHIN[dtype]
+
+
+def activate_gated(case: Case) -> Error:
+    dtype, kinds = case.dtype(), list[GatedActivation](["silu", "gelu", "gelu_tanh"])
+    kind = case.rng.choice(kinds)
+    x = case.tensor(case.rng.randint(1, 40), 2 * case.rng.choice([33, 64, case.largest]), dtype=dtype)
+    return error(case.ops.activate_gated(x, kind), reference.activate_gated(x.float(), kind)), WITHIN[dtype]
+
+
+def rotate(case: Case) -> Error:
+    dtype, dim = case.dtype(), case.rng.choice([32, 64, 128])
+    tokens, heads = case.rng.randint(1, 30), case.rng.randint(1, 9)
+    x = case.tensor(tokens, heads, dim, dtype=dtype)
+    positions = torch.randint(0, 4000, (tokens,), device=case.there)
+    inverse = 10000.0 ** (-torch.arange(0, dim, 2, device=case.there) / dim)
+    tables = reference.rotary_table(positions, inverse, 1.0, x)
+    return error(case.ops.rotate(x, *tables), reference.rotate(x.float(), *(t.float() for t in tables))), WITHIN[dtype]
+
+
+def write_and_copy(case: Case) -> Error:
+    dtype, pages = case.dtype(), case.rng.randint(8, 20)
+    cache = case.tensor(pages, BLOCK, 2, 64, dtype=dtype)
+    expected = cache.clone()
+    count = case.rng.randint(1, pages * BLOCK)
+    rows = torch.tensor(case.rng.sample(range(pages * BLOCK), count), device=case.there)
+    new = case.tensor(count, 2, 64, dtype=dtype)
+    sources, targets = (torch.tensor(case.rng.sample(range(pages), 3), device=case.there) for _ in range(2))
+    for ops, held in ((case.ops, cache), (reference, expected)):
+        ops.write_kv(held, rows, new)
+        ops.copy_blocks(held, sources, targets)
+    return error(cache, expected), 0.0
+
+
+def attention(case: Case) -> Error:
+    rng, dtype = case.rng, case.dtype()
+    kv_heads, share, dim = rng.randint(1, 4), rng.choice([1, 4, 8]), rng.choice([64, 80, 96, 128, 256])
+    heads = kv_heads * share
+    lengths = np.array([rng.choice([1, 1, 1, rng.randint(2, 70)]) for _ in range(rng.randint(1, 6))])
+    starts = np.array([rng.randint(0, case.largest) for _ in lengths])
+    width = -(-int((starts + lengths).max()) // BLOCK)
+    pages = rng.sample(range(width * len(lengths)), width * len(lengths))
+    tables = np.array(pages, np.int32).reshape(len(lengths), width)
+    layout = SegmentLayout(np.cumsum(lengths) - lengths, starts, lengths, tables, BLOCK)
+    form = AttentionForm(
+        dim**-0.5,
+        soft_cap=rng.choice([None, 30.0]),
+        slopes=rng.choice([None, torch.rand(heads, device=case.there)]),
+        sinks=rng.choice([None, case.tensor(heads)]),
+    )
+    window = rng.choice([None, None, 70])
+    keys, values = (case.tensor(len(pages), BLOCK, kv_heads, dim, dtype=dtype) for _ in range(2))
+    query = case.tensor(int(lengths.sum()), heads, dim, dtype=dtype)
+    new = keys[:1, :1].expand(len(query), 1, kv_heads, dim)[:, 0]
+    got = case.ops.attention(layout, window, keys)(query, new, new, keys, values, form)
+    wide = [x.float() for x in (query, new, new, keys, values)]
+    expected = reference.attention(layout, window, wide[3])(*wide, form)  # type: ignore[call-arg,arg-type]
+    return error(got, expected), WITHIN[dtype]
+
+
+def _rows(case: Case, count: int) -> sampling.SamplingRows:
+    rng = case.rng
+
+    def column(values: list[float], dtype: Any = np.float32) -> Any:
+        return np.array([rng.choice(values) for _ in range(count)], dtype)
+
+    return sampling.SamplingRows(
+        temperature=column([0.0]), top_k=column([0], np.int64), top_p=column([1.0]), min_p=column([0.0]),
+        typical_p=column([1.0]), repetition=column([1.0, 1.3]), frequency=column([0.0, 0.4]),
+        presence=column([0.0, -0.5]), seed=column([7], np.uint64), position=column([30], np.int64),
+        prompt_len=column([5, 12], np.int64),
+    )  # fmt: skip
+
+
+def sample(case: Case) -> Error:
+    """The likeliest token and the normaliser; what is drawn is held against the processor's in the tests."""
+    count, vocab = case.rng.randint(1, 30), case.rng.choice([101, 3000, 10 * case.largest])
+    logits = case.tensor(count, vocab) * 4
+    tokens, normaliser = choose(case.kernels, logits, _rows(case, count))
+    wrong = float("inf") if not torch.equal(tokens, logits.argmax(dim=-1)) else 0.0
+    return max(wrong, error(normaliser, logits.logsumexp(dim=-1))), 1e-5
+
+
+def shape_logits(case: Case) -> Error:
+    count, vocab = case.rng.randint(1, 6), case.rng.choice([101, 3000])
+    logits, rows = case.tensor(count, vocab) * 4, _rows(case, count)
+    history = torch.randint(0, vocab, (count, 40), dtype=torch.int32, device=case.there)
+    columns = (rows.position, rows.prompt_len, rows.repetition, rows.frequency, rows.presence)
+    there = (torch.from_numpy(column).to(case.there) for column in columns)
+    penalties = Penalties(history, torch.arange(count, device=case.there), *there)
+    bits = torch.randint(0, 256, (count, 4 * -(-vocab // 32)), dtype=torch.uint8)
+    masks = Masks(bits.to(case.there).view(torch.int32), torch.ones(count, dtype=torch.int32, device=case.there))
+    got = shape(case.kernels, logits, penalties, masks)
+
+    def known(mask: sampling.Mask) -> Tensor:
+        return history[torch.from_numpy(mask).to(case.there)].long()
+
+    allowed = sampling.Allowed(np.arange(count), bits.numpy())
+    return error(got, sampling.shape(logits, rows, known, allowed)), 1e-5
+
+
+CHECKS: dict[str, Callable[[Case], Error]] = {
+    "rms_norm": rms_norm,
+    "activate": activate_gated,
+    "rotary": rotate,
+    "rotary as a write, copy_rows": write_and_copy,
+    "attention_decode, attention_prompt": attention,
+    "sample": sample,
+    "shape": shape_logits,
+}
