@@ -6,6 +6,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include "plan.h"
@@ -26,6 +29,11 @@ const Kernel *kernel_of(int32_t kind);
 #endif
 #if defined(TG_HAS_AVX2)
 namespace avx2 {
+const Kernel *kernel_of(int32_t kind);
+}
+#endif
+#if defined(TG_HAS_NEON)
+namespace neon {
 const Kernel *kernel_of(int32_t kind);
 }
 #endif
@@ -76,6 +84,14 @@ Features detect() {
 }
 #endif
 
+#if defined(TG_HAS_NEON)
+// What the set is compiled for beyond what every such processor has: products of bytes, and arithmetic in half precision.
+bool dot_products() {
+  constexpr unsigned long kNeeded = HWCAP_ASIMDDP | HWCAP_ASIMDHP | HWCAP_FPHP;
+  return (getauxval(AT_HWCAP) & kNeeded) == kNeeded;
+}
+#endif
+
 template <KernelTable table>
 tg_plan *create(tg_pool *pool, const tg_plan_options *options) {
   return plan_create(table, pool, options);
@@ -113,6 +129,9 @@ const Entry entries[] = {
 #endif
 #if defined(TG_HAS_AVX2)
     {api_of<avx2::kernel_of>("avx2"), [] { return features().avx2; }},
+#endif
+#if defined(TG_HAS_NEON)
+    {api_of<neon::kernel_of>("neon"), [] { return dot_products(); }},
 #endif
     {api_of<portable::kernel_of>("portable"), [] { return true; }},
 };

@@ -10,6 +10,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace tg::TG_ISA {
@@ -20,6 +22,11 @@ constexpr int kLanes = 16;
 constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
+#endif
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
 #endif
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
@@ -84,6 +91,8 @@ TG_INLINE Vec load(const Half *from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
 #elif defined(__AVX2__)
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+#elif defined(__ARM_NEON)
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
 #else
   Vec v;
   for (int i = 0; i < kLanes; i++) v[i] = to_float(from[i]);
@@ -91,14 +100,29 @@ TG_INLINE Vec load(const Half *from) {
 #endif
 }
 TG_INLINE Vec load(const int8_t *from) {
+#if defined(__ARM_NEON)
+  int32_t four;
+  memcpy(&four, from, sizeof four);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
+#else
   BVec bytes;
   memcpy(&bytes, from, sizeof bytes);
   return __builtin_convertvector(__builtin_convertvector(bytes, IVec), Vec);
+#endif
 }
 TG_INLINE void store(float *to, Vec v) { memcpy(to, &v, sizeof v); }
+// The lower byte of each lane.
+TG_INLINE BVec to_bytes(IVec v) {
+#if defined(__ARM_NEON)
+  const int16x4_t shorts = vmovn_s32(v);
+  return cast<BVec>(vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(shorts, shorts))), 0));
+#else
+  return __builtin_convertvector(v, BVec);
+#endif
+}
 // Whole numbers from -127 to 127; another is one of them, whichever.
 TG_INLINE void store(int8_t *to, Vec v) {
-  const BVec bytes = __builtin_convertvector(__builtin_convertvector(v, IVec), BVec);
+  const BVec bytes = to_bytes(__builtin_convertvector(v, IVec));
   memcpy(to, &bytes, sizeof bytes);
 }
 TG_INLINE HVec to_bf16(Vec v) {
@@ -119,6 +143,8 @@ TG_INLINE void store(Half *to, Vec v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__AVX2__)
   _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__ARM_NEON)
+  vst1_u16(&to->bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
 #else
   for (int i = 0; i < kLanes; i++) put(to + i, v[i]);
 #endif
@@ -143,6 +169,8 @@ TG_INLINE Vec fma(Vec a, Vec b, Vec c) {
   return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(__ARM_NEON)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
@@ -155,6 +183,8 @@ TG_INLINE Vec sqrt(Vec a) {
   return _mm512_sqrt_ps(a);
 #elif defined(__AVX2__)
   return _mm256_sqrt_ps(a);
+#elif defined(__ARM_NEON)
+  return vsqrtq_f32(a);
 #else
   for (int i = 0; i < kLanes; i++) a[i] = __builtin_sqrtf(a[i]);
   return a;

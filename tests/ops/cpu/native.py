@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from textgen import _router
-
 EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE, GATHER_ROWS = range(1, 11)
 ROPE_TABLE, ARGMAX = 12, 13
 ADD, BY_POSITION, LAYER_NORM = 1, 2, 2  # flags
@@ -90,6 +88,8 @@ LIBRARY = os.environ.get("TEXTGEN_CPU_LIBRARY")  # of `make -C csrc/cpu`; else t
 def _address(isa: str) -> int:
     """Of the `tg_api` for an instruction set. Raises `ValueError` where the machine or the build lacks it."""
     if LIBRARY is None:
+        from textgen import _router
+
         return _router.cpu_api(isa)
     library = ctypes.CDLL(LIBRARY)
     library.tg_cpu_api.restype, library.tg_cpu_api.argtypes = c_void_p, [c_char_p]

@@ -29,7 +29,7 @@ TG_INLINE Vec products(const Bf16 *query, const Bf16 *const *keys, int64_t dim) 
 }
 #endif
 
-constexpr int kColumns = kLanes == 16 ? 4 : 2;  // vectors of values at a time, so that the sums stay in registers
+constexpr int kColumns = kRegisters == 32 ? 4 : 2;  // vectors of values at a time, so that the sums stay in registers
 
 // out[row] += sum over keys of weights[row][key] * values[key], for `rows` rows and `columns` vectors.
 template <int rows, int columns, typename V>

@@ -84,6 +84,8 @@ TG_INLINE void load_halves(const uint8_t *from, Vec *scales) {
   for (int part = 0; part < 2; part++) {
     scales[part] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + part * 16)));
   }
+#elif defined(__ARM_NEON)
+  for (int part = 0; part < kParts; part++) scales[part] = load(reinterpret_cast<const Half *>(from) + part * kLanes);
 #else
   for (int part = 0; part < kParts; part++) {
     HVec halves;

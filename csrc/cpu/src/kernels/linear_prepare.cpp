@@ -18,13 +18,13 @@ using IntUnit = int8_t;
 #endif
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
 template <typename Unit>
-struct UnitsOf {
-  using Type = BVec;
-};
-template <>
-struct UnitsOf<int16_t> {
-  using Type = Shorts;
-};
+TG_INLINE auto narrowed(IVec q) {
+  if constexpr (sizeof(Unit) == 2) {
+    return __builtin_convertvector(q, Shorts);
+  } else {
+    return to_bytes(q);
+  }
+}
 
 int64_t unit_bytes(int32_t format) {
   if (format == TG_WEIGHT_F32 || format == TG_WEIGHT_F16) return 4;
@@ -93,7 +93,7 @@ void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t 
   for (int64_t i = 0; i < padded; i += kLanes) {
     const IVec q = __builtin_convertvector(round(load_some(x + i, count - i) * inverse), IVec);
     total += q;
-    const auto units = __builtin_convertvector(q, typename UnitsOf<Unit>::Type);
+    const auto units = narrowed<Unit>(q);
     memcpy(to.at((offset + i) * static_cast<int64_t>(sizeof(Unit))), &units, sizeof units);
   }
   int32_t whole = 0;

@@ -13,6 +13,7 @@ struct Units {
   __m512i bytes;
 };
 struct Small {
+  static constexpr bool kInRegisters = true;
   struct Acc {
     __m512i sum;
   };
@@ -48,6 +49,7 @@ struct Units {
   __m256i half[2];
 };
 struct Small {
+  static constexpr bool kInRegisters = true;
   struct Acc {
     __m256i narrow[2];  // of 16 bits: sums of two products
     __m256i sum[2];
@@ -100,11 +102,58 @@ TG_INLINE void add_pairs(const uint8_t *from, Units &units) {
   units.half[0] = _mm256_or_si256(units.half[0], _mm256_and_si256(first, mask));
   units.half[1] = _mm256_or_si256(units.half[1], _mm256_and_si256(second, mask));
 }
+#elif defined(__ARM_FEATURE_DOTPROD)
+struct Units {
+  uint8x16_t part[4];
+};
+struct Small {
+  static constexpr bool kInRegisters = true;
+  struct Acc {
+    int32x4_t part[kParts];
+  };
+  TG_INLINE static Acc start(int32_t first) {
+    const int32x4_t each = vdupq_n_s32(first);
+    return {{each, each, each, each}};
+  }
+  TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
+    const int8x8_t four = vreinterpret_s8_s32(vld1_lane_s32(reinterpret_cast<const int32_t *>(x), vdup_n_s32(0), 0));
+    for (int part = 0; part < 4; part++) {
+      acc.part[part] = vdotq_lane_s32(acc.part[part], vreinterpretq_s8_u8(units.part[part]), four, 0);
+    }
+  }
+  TG_INLINE static void flush(Acc &) {}
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
+    for (int part = 0; part < kParts; part++) sums[part] = vcvtq_f32_s32(acc.part[part]);
+  }
+};
+TG_INLINE void nibbles(const uint8_t *from, Units &low, Units &high) {
+  for (int part = 0; part < 4; part++) {
+    const uint8x16_t both = vld1q_u8(from + part * 16);
+    low.part[part] = vandq_u8(both, vdupq_n_u8(15));
+    high.part[part] = vshrq_n_u8(both, 4);
+  }
+}
+TG_INLINE void add_bits(const uint8_t *from, Units &units) {
+  static constexpr uint8_t kBit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  const uint8x16_t bit = vld1q_u8(kBit);
+  for (int part = 0; part < 4; part++) {
+    const uint8x16_t bytes = vcombine_u8(vdup_n_u8(from[part * 2]), vdup_n_u8(from[part * 2 + 1]));
+    units.part[part] = vorrq_u8(units.part[part], vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(16)));
+  }
+}
+TG_INLINE void add_pairs(const uint8_t *from, Units &units) {
+  const uint8x16_t four = vld1q_u8(from);
+  for (int part = 0; part < 4; part++) {
+    const uint8x16_t moved = vshlq_u8(four, vdupq_n_s8(static_cast<int8_t>(4 - part * 2)));
+    units.part[part] = vorrq_u8(units.part[part], vandq_u8(moved, vdupq_n_u8(0x30)));
+  }
+}
 #else
 struct Units {
   uint8_t bytes[kPanel * 4];
 };
 struct Small {
+  static constexpr bool kInRegisters = false;
   struct Acc {
     int32_t sum[kPanel];
   };
@@ -149,6 +198,17 @@ TG_INLINE void load_bytes(const uint8_t *from, Vec *to) {
   for (int part = 0; part < 2; part++) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from + part * 8));
     to[part] = _mm256_cvtepi32_ps(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+  }
+#elif defined(__ARM_NEON)
+  if constexpr (kSigned) {
+    for (int part = 0; part < kParts; part++) to[part] = load(reinterpret_cast<const int8_t *>(from) + part * kLanes);
+  } else {
+    const uint8x16_t bytes = vld1q_u8(from);
+    const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
+    to[0] = vcvtq_f32_u32(vmovl_u16(vget_low_u16(low)));
+    to[1] = vcvtq_f32_u32(vmovl_u16(vget_high_u16(low)));
+    to[2] = vcvtq_f32_u32(vmovl_u16(vget_low_u16(high)));
+    to[3] = vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)));
   }
 #else
   for (int o = 0; o < kPanel; o++) {
@@ -302,8 +362,8 @@ void panels_at(const Linear &job, int64_t panel, int64_t apart) {
   int64_t row = 0;
   if constexpr (kLanes == 16) row = rows_by<Form, 8, kStreams>(job, row, panel, apart);
   if constexpr (kLanes == 16) row = rows_by<Form, 4, kStreams>(job, row, panel, apart);
-  if constexpr (kLanes == 8) row = rows_by<Form, 3, kStreams>(job, row, panel, apart);
-  if constexpr (kLanes >= 8) row = rows_by<Form, 2, kStreams>(job, row, panel, apart);
+  if constexpr (kLanes != 16 && Small::kInRegisters) row = rows_by<Form, 3, kStreams>(job, row, panel, apart);
+  if constexpr (Small::kInRegisters) row = rows_by<Form, 2, kStreams>(job, row, panel, apart);
   rows_by<Form, 1, kStreams>(job, row, panel, apart);
 }
 

@@ -108,6 +108,28 @@ struct Bytes {
     for (int i = 0; i < 4; i++) dot(acc, i, _mm_loadu_si128(reinterpret_cast<const __m128i *>(weight + i * 16)), x);
   }
 };
+#elif defined(__ARM_FEATURE_DOTPROD)
+struct Bytes {
+  static constexpr int kUnit = 4;
+  static constexpr bool kInteger = true;
+  struct Acc {
+    int32x4_t part[kParts];
+  };
+  // The products are of signed bytes: what was added to the weight's values is taken off them, not off the sum.
+  TG_INLINE static Acc start(int32_t) { return {}; }
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
+    for (int part = 0; part < kParts; part++) sums[part] = vcvtq_f32_s32(acc.part[part]);
+  }
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    int32_t unit;
+    memcpy(&unit, x, 4);
+    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(unit));
+    for (int part = 0; part < kParts; part++) {
+      const uint8x16_t values = veorq_u8(vld1q_u8(weight + part * 16), vdupq_n_u8(0x80));
+      acc.part[part] = vdotq_s32(acc.part[part], vreinterpretq_s8_u8(values), four);
+    }
+  }
+};
 #elif !defined(__AVX2__)
 struct Bytes {
   static constexpr int kUnit = 4;
@@ -206,7 +228,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
   }
 }
 
-// How many accumulators the registers hold.
+// How many accumulators of a panel the registers hold.
 constexpr int kRoom = kLanes == 16 ? 16 : 4;
 
 template <typename Dot, int kRows, int kStreams>
