@@ -34,7 +34,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_top_n: Annotated[int, Meta(ge=0)] = 20
     threads: Positive | None = None
     plan: Literal["auto", "off"] = "auto"
-    cpu_isa: Literal["portable", "avx2", "avx512", "amx", "neon"] | None = None  # of its kernels; None: the best there is
+    cpu_isa: Literal["portable", "avx2", "avx512", "amx", "neon"] | None = None  # None: the best there is
     kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: `dtype`
     quantize: Literal["int8", "int4"] | None = None
     weights_cache: str | None = None  # folder of packed weights
