@@ -130,10 +130,10 @@ def test_graphs_are_replayed_and_equal_launches(make_runner: RunnerMaker, gpu: S
     refused = on_gpu(make_runner)
     assert answers(ours) == answers(play(refused, script))
     assert gpu.captured == 2 and refused.pipeline is not None and not refused.pipeline.steps.graphs.enabled
-    none = on_gpu(make_runner, graphs=())
+    other = on_gpu(make_runner, graphs=(1, 2))  # and three sequences
     gpu.refuses = None
-    play(none, script[:6])
-    assert gpu.captured == 2
+    play(other, script[:7])
+    assert gpu.captured == 2 and other.pipeline is not None and other.pipeline.steps.sizes == (1, 2, 4, 8)
 
 
 def launched(runner: Runner, number: int, *segments: Segment, **rest: Any) -> list[Done | Failed]:

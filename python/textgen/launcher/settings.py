@@ -92,25 +92,6 @@ class Settings:
         "has served yet: docs/gpu.md says what is checked without one.",
         group=MODEL, metavar="DEVICE",
     )  # fmt: skip
-    attention: str = setting(
-        choice(*ATTENTIONS), "auto",
-        "Who attends on a GPU: native (Textgen's own kernels, compiled where they run), flash-attn (the package "
-        "flash_attn, if installed; the rest stays native), torch (torch runs every operation) or auto (native, or "
-        "torch where the kernels cannot be compiled).",
-        group=BATCHING, metavar="NAME", from_environment=lambda value: value in ATTENTIONS,
-    )  # fmt: skip
-    cuda_memory_fraction: float = setting(
-        portion, 1.0,
-        "Share of a GPU's memory that the shard may take in all: weights, steps, CUDA graphs and KV cache.",
-        group=BATCHING, metavar="SHARE",
-    )  # fmt: skip
-    cuda_graphs: tuple[int, ...] | None = setting(
-        batch_sizes, None,
-        "Batch sizes that steps of one token for each sequence are captured for as CUDA graphs, once they occur: "
-        "numbers with commas between, such as 1,2,4,8; 0 is none. A batch is filled up to the next size.",
-        group=BATCHING, default="1, 2, 4, and so on in finer steps up to --max-batch-size", metavar="SIZES",
-        from_environment=lambda value: not set(value) - set("0123456789, "),
-    )  # fmt: skip
     tool_call_parser: str | None = setting(
         text, None,
         "How the model writes calls of tools, in vLLM's names (hermes, llama3_json, mistral, …); none leaves calls "
@@ -291,6 +272,25 @@ class Settings:
         "Memory for the KV cache: an amount (4GiB, 500MB, bytes) or a share of what is free beside the weights (0.8).",
         group=BATCHING, metavar="AMOUNT",
         default="0.5, on a GPU all of it; and never more than max-batch-size full sequences need",
+    )  # fmt: skip
+    attention: str = setting(
+        choice(*ATTENTIONS), "auto",
+        "Who attends on a GPU: native (Textgen's own kernels, compiled where they run), flash-attn (the package "
+        "flash_attn, if installed; the rest stays native), torch (torch runs every operation) or auto (native, or "
+        "torch where the kernels cannot be compiled).",
+        group=BATCHING, metavar="NAME", from_environment=lambda value: value in ATTENTIONS,
+    )  # fmt: skip
+    cuda_memory_fraction: float = setting(
+        portion, 1.0,
+        "Share of a GPU's memory that the shard may take in all: weights, steps, CUDA graphs and KV cache.",
+        group=BATCHING, metavar="SHARE",
+    )  # fmt: skip
+    cuda_graphs: tuple[int, ...] | None = setting(
+        batch_sizes, None,
+        "Batch sizes that steps of one token for each sequence are captured for as CUDA graphs, once they occur: "
+        "numbers with commas between, such as 1,2,4,8; 0 is none. A batch is filled up to the next size.",
+        group=BATCHING, default="1, 2, 4, and so on in finer steps up to --max-batch-size", metavar="SIZES",
+        from_environment=lambda value: not set(value) - set("0123456789, "),
     )  # fmt: skip
     prefix_caching: bool = setting(
         boolean, True, "Keep what was computed for prompts that begin alike: true or false.",

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from textgen.ops.cuda.device import Device
+from textgen.ops.cuda.device import Device, DriverError
 
 Replay: TypeAlias = Callable[[], None]
 
@@ -140,7 +140,8 @@ class CudaAccelerator:
     def lost(self, error: BaseException) -> bool:
         if isinstance(error, torch.OutOfMemoryError):
             return False
-        return isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
+        of_driver = isinstance(error, DriverError) and "OUT_OF_MEMORY" not in str(error)
+        return of_driver or isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
 
 
 class _CudaEvent:

@@ -95,8 +95,10 @@ def _by_memory(
     def attach(cache: KvCache, slots: Slots) -> Pipeline | None:
         if not follows or cache.places[0].keys.dtype != model.like.dtype:
             return None
-        sizes = settings.graphs or default_sizes(settings.max_slots)
-        steps = DecodeSteps(model, cache, groups, slots, accelerator, sizes, Graphs(accelerator, budget))
+        given = settings.graphs or ()
+        sizes = sorted({*given, *(size for size in default_sizes(settings.max_slots) if size > max(given, default=0))})
+        graphs = Graphs(accelerator, budget)
+        steps = DecodeSteps(model, cache, groups, slots, accelerator, sizes, graphs, settings.graphs)
         return Pipeline(steps, slots, memory.masks.timeout)
 
     captured = MOST if follows and settings.graphs != () else 0

@@ -6,7 +6,7 @@ the numbers that tokens are drawn with. Positions, tables, sampling parameters a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -71,9 +71,12 @@ class DecodeSteps:
         accelerator: Accelerator,
         sizes: Sequence[int],
         graphs: Graphs,
+        captured: Sequence[int] | None = None,
     ) -> None:
+        """captured: the sizes that graphs are for; None: all."""
         assert accelerator.kernels is not None
         self.sizes, self.graphs = tuple(sizes), graphs
+        self._captured = set(sizes if captured is None else captured)
         self._model, self._cache, self._groups, self._slots = model, cache, groups, slots
         self._accelerator, self._kernels = accelerator, accelerator.kernels
         self._vocab, self._nobodys_page = model.spec.vocab_size, cache.num_pages
@@ -154,7 +157,7 @@ class DecodeSteps:
         while longest < self._longest:
             longest *= 2
         longest = min(longest, self._slots.max_context)
-        self.graphs.run(("forward", rows, longest), partial(self._forward, rows, longest))
+        self._run(("forward", rows, longest), partial(self._forward, rows, longest))
         return Launched(self._count, place)
 
     def sample(self, launched: Launched, masks: tuple[Ints, Arrived] | None = None) -> None:
@@ -163,9 +166,15 @@ class DecodeSteps:
         if masks is not None:
             self._send_masks(place, *masks)
         kind = ("sample", rows, self._penalised, masks is not None)
-        self.graphs.run(kind, partial(self._sample, rows, self._penalised, masks is not None))
+        self._run(kind, partial(self._sample, rows, self._penalised, masks is not None))
         self._accelerator.copy(self._got[place][: 16 * rows], self._results[: 16 * rows])
         launched.event = self._accelerator.record()
+
+    def _run(self, kind: Hashable, work: Callable[[], None]) -> None:
+        if self._rows in self._captured:
+            self.graphs.run(kind, work)
+        else:
+            work()
 
     def results(self, launched: Launched, rows: int) -> Results:
         """Waits for a step that sampled; `rows` as `padded` told when it was launched. They are copies."""
