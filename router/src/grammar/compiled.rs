@@ -10,7 +10,7 @@ use llguidance::earley::regexvec::LexerStats;
 
 use super::error::{GrammarError, MatchError};
 use super::limits::GrammarLimits;
-use super::matcher::Matcher;
+use super::matcher::{Matcher, is_panic};
 use super::source::GrammarSource;
 use super::thinking::Marker;
 use super::vocabulary::Vocabulary;
@@ -71,6 +71,7 @@ impl CompiledGrammar {
             Ok(()) | Err(MatchError::DeadEnd) => {
                 Err(GrammarError::Invalid("no text of this model can match the grammar; loosen it".to_owned()))
             }
+            Err(MatchError::Failed) => Err(given_up()),
             Err(error) => Err(GrammarError::TooComplex(error.to_string())),
         }
     }
@@ -120,16 +121,19 @@ fn watched<T>(patience: Duration, stop: impl FnOnce() + Send, work: impl FnOnce(
     })
 }
 
+/// The library panicked. Known of alternatives in the groups of a terminal, which are the client's text as it stands.
+fn given_up() -> GrammarError {
+    tracing::warn!("the library of grammars gave one up");
+    let sentence = "the compiler fails on alternatives in a regular expression of it; write its groups as `(?:...)`";
+    GrammarError::Unsupported(sentence.to_owned())
+}
+
 /// What `llguidance` said, as one sentence of ours.
 fn refusal(reason: &str) -> GrammarError {
     let line = reason.lines().next().unwrap_or_default().trim();
     let sentence: String = line.chars().take(LONGEST_REASON).collect();
-    if line.starts_with("panic") {
-        // Known of alternatives in the groups of a terminal, which are the client's text as it stands.
-        tracing::warn!("the library of grammars gave one up");
-        let sentence =
-            "the compiler fails on alternatives in a regular expression of it; write its groups as `(?:...)`";
-        return GrammarError::Unsupported(sentence.to_owned());
+    if is_panic(line) {
+        return given_up();
     }
     if line.contains("oneOf constraints are not supported") {
         let sentence = "`oneOf` whose branches may overlap cannot be enforced; use `anyOf`, or give each branch a \

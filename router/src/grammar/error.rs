@@ -48,6 +48,9 @@ pub enum MatchError {
     /// No token can follow, and the answer is not whole: the tokenizer cannot spell what the grammar wants.
     #[error("the grammar allows no token of this model here; use a simpler one")]
     DeadEnd,
+    /// The library that follows grammars failed on this one. What it said is for the log: it may quote the client.
+    #[error("the server's follower of grammars failed on this one; write the grammar differently, or report it")]
+    Failed,
     /// Whoever followed the sequence is gone.
     #[error("the server lost the state of the grammar")]
     Lost,

@@ -36,7 +36,7 @@ impl Matcher {
     /// Thinking may use every token with text, and cannot end the sequence.
     ///
     /// # Errors
-    /// `TooComplex` and `DeadEnd`.
+    /// `TooComplex`, `DeadEnd` and `Failed`.
     pub fn fill_mask(&mut self, words: &mut [u32]) -> Result<(), MatchError> {
         if self.is_thinking() {
             self.vocabulary.write_mask(self.vocabulary.free_mask(), words);
@@ -52,7 +52,7 @@ impl Matcher {
     /// Takes the token that was sampled or forced.
     ///
     /// # Errors
-    /// `Rejected` for one that the mask did not allow; the state is as before then. `TooComplex`.
+    /// `Rejected` for one that the mask did not allow; the state is as before then. `TooComplex` and `Failed`.
     pub fn advance(&mut self, token: u32) -> Result<(), MatchError> {
         let is_eos = self.vocabulary.is_eos(token);
         if self.ended.is_some() || !self.vocabulary.knows(token) || (is_eos && !self.is_accepting()) {
@@ -156,8 +156,18 @@ impl Matcher {
         if line == StopReason::NoExtensionBias.to_string() {
             return MatchError::DeadEnd;
         }
+        if is_panic(line) {
+            tracing::warn!("the library of grammars gave one up while it was followed");
+            return MatchError::Failed;
+        }
         MatchError::TooComplex(line.chars().take(200).collect())
     }
+}
+
+/// Whether this is how the library tells of a panic of its own, which it catches: no fault of what was asked for, and nothing that
+/// less of it would mend.
+pub(super) fn is_panic(reason: &str) -> bool {
+    reason.starts_with("panic")
 }
 
 /// Sets the bits of some tokens more.

@@ -44,6 +44,15 @@ impl Vocabulary {
     /// # Errors
     /// `Unsupported` for a tokenizer whose tokens have no bytes of their own.
     pub fn new(model: &ModelText, limits: &GrammarLimits) -> Result<Self, GrammarError> {
+        Self::spelled_by(model, limits, |speller| Arc::new(speller))
+    }
+
+    /// The same, over what is made of the model's spelling.
+    fn spelled_by(
+        model: &ModelText,
+        limits: &GrammarLimits,
+        env: impl FnOnce(Speller) -> TokEnv,
+    ) -> Result<Self, GrammarError> {
         if *model.joining() == Joining::Library {
             let reason = "this model's tokenizer writes tokens that depend on each other, so no grammar can guide it";
             return Err(GrammarError::Unsupported(reason.to_owned()));
@@ -57,7 +66,7 @@ impl Vocabulary {
         if !known.is_empty() {
             trie = trie.with_eos_tokens(&known);
         }
-        let env: TokEnv = Arc::new(Speller { trie, tokenizer: continuing(model.tokenizer()) });
+        let env = env(Speller { trie, tokenizer: continuing(model.tokenizer()) });
         let slices = SlicedBiasComputer::json_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|error| GrammarError::Internal(error.to_string()))?;
@@ -94,7 +103,7 @@ impl Vocabulary {
     }
 
     /// The id of a token, special or not, by its name.
-    pub(super) fn named(&self, name: &str) -> Option<u32> {
+    pub(crate) fn named(&self, name: &str) -> Option<u32> {
         let ordinary = || self.trie().token_id(name.as_bytes());
         self.special(name).or_else(ordinary)
     }
@@ -215,6 +224,30 @@ impl TokenizerEnv for Speller {
 /// Whether no character lies across `end`.
 fn is_boundary(bytes: &[u8], end: usize) -> bool {
     bytes.get(end).is_none_or(|byte| byte & 0xC0 != 0x80)
+}
+
+/// Spelling that panics over this text, as a library might.
+#[cfg(test)]
+struct Failing(Speller, &'static str);
+
+#[cfg(test)]
+impl TokenizerEnv for Failing {
+    fn tok_trie(&self) -> &TokTrie {
+        self.0.tok_trie()
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
+        assert!(!String::from_utf8_lossy(bytes).contains(self.1), "made to fail");
+        self.0.tokenize_bytes(bytes)
+    }
+}
+
+#[cfg(test)]
+impl Vocabulary {
+    /// One by which the library panics as soon as it looks for what is forced and finds this text.
+    pub(super) fn failing_at(text: &'static str, model: &ModelText) -> Self {
+        Self::spelled_by(model, &GrammarLimits::default(), |speller| Arc::new(Failing(speller, text))).unwrap()
+    }
 }
 
 /// The tokenizer for text in the middle of a sequence: it writes no space before a first word, and takes no text for a

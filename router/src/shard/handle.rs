@@ -106,7 +106,9 @@ impl From<MatchError> for EngineError {
     fn from(error: MatchError) -> Self {
         match error {
             MatchError::TooComplex(_) | MatchError::DeadEnd => Self::Grammar(error.to_string()),
-            MatchError::Rejected(_) | MatchError::Lost | MatchError::Rollback(_) => Self::Shard(error.to_string()),
+            MatchError::Rejected(_) | MatchError::Failed | MatchError::Lost | MatchError::Rollback(_) => {
+                Self::Shard(error.to_string())
+            }
         }
     }
 }

@@ -190,9 +190,9 @@ fn work(jobs: &Receiver<Job>, reporter: &mpsc::Sender<Report>) {
 }
 
 impl Job {
-    /// The library's panics, if it has any, cost their sequence alone.
+    /// The library's panics, if it has any, cost their sequence alone: those that it does not catch itself, too.
     fn run_safely(self) -> Result<Followed, MatchError> {
-        catch_unwind(AssertUnwindSafe(|| self.run())).unwrap_or(Err(MatchError::Lost))
+        catch_unwind(AssertUnwindSafe(|| self.run())).unwrap_or(Err(MatchError::Failed))
     }
 
     /// The mask comes before forced tokens are taken: the shard may be waiting for it. A ticket that is dropped lets it
@@ -251,7 +251,8 @@ fn filled(matcher: &mut Matcher, words: usize) -> Result<Vec<u32>, MatchError> {
 mod tests {
     use super::*;
     use crate::grammar::GrammarSource;
-    use crate::grammar::tests::{DEMO, compile};
+    use crate::grammar::tests::{DEMO, FAILING, UNSPEAKABLE, compile};
+    use crate::shard::handle::EngineError;
 
     const LONG: Duration = Duration::from_secs(3600);
 
@@ -272,10 +273,14 @@ mod tests {
         if workers.start(job, expected).unwrap().is_some() {
             return true;
         }
+        awaited(workers).unwrap();
+        false
+    }
+
+    fn awaited(workers: &mut MaskWorkers) -> Result<Followed, MatchError> {
         loop {
             if let Some(report) = workers.try_report() {
-                report.outcome.unwrap();
-                return false;
+                return report.outcome;
             }
             thread::yield_now();
         }
@@ -304,12 +309,7 @@ mod tests {
             workers.step_is_over(time);
             let followed = match workers.start(begun(), Duration::from_nanos(1)).unwrap() {
                 Some(followed) => followed,
-                None => loop {
-                    if let Some(report) = workers.try_report() {
-                        break report.outcome.unwrap();
-                    }
-                    thread::yield_now();
-                },
+                None => awaited(&mut workers).unwrap(),
             };
             masks.push(followed.mask.unwrap());
         }
@@ -323,6 +323,30 @@ mod tests {
         workers.step_is_over(LONG);
         assert!(workers.start(begun(), LONG).unwrap().is_none());
         assert!(!is_done_here(&mut workers, begun(), Duration::ZERO));
+    }
+
+    #[test]
+    fn a_panic_of_the_library_costs_its_sequence_alone() {
+        let source = GrammarSource::Regex(format!("a[0-9]{{3}}|b{UNSPEAKABLE}[0-9]"));
+        let grammar = compile(&source, &FAILING).unwrap();
+        let token = |name: &str| FAILING.named(name).unwrap();
+        let follow = |name| job(Follower::Begun(Box::new(grammar.matcher())), vec![token(name)]);
+        let mut workers = MaskWorkers::default();
+        // Here, and on a thread; each is asked again after it has failed.
+        for time in [LONG, Duration::ZERO] {
+            for _ in 0..2 {
+                workers.step_is_over(time);
+                let error = match workers.start(follow("b"), Duration::ZERO) {
+                    Ok(_) => awaited(&mut workers).unwrap_err(),
+                    Err(error) => error,
+                };
+                assert_eq!(error, MatchError::Failed);
+                assert!(matches!(EngineError::from(error), EngineError::Shard(_)), "a fault of the server's");
+                workers.step_is_over(time);
+                is_done_here(&mut workers, follow("a"), Duration::ZERO);
+                is_done_here(&mut workers, begun(), Duration::ZERO);
+            }
+        }
     }
 
     #[test]

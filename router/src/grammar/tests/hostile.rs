@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::walk::walk;
-use super::{DEMO, compile};
-use crate::grammar::{CompiledGrammar, Compiler, GrammarError, GrammarLimits, GrammarSource};
+use super::{DEMO, FAILING, UNSPEAKABLE, compile};
+use crate::grammar::{CompiledGrammar, Compiler, GrammarError, GrammarLimits, GrammarSource, MatchError};
 
 fn schema(value: Value) -> GrammarSource {
     GrammarSource::JsonSchema(value)
@@ -230,6 +230,39 @@ fn every_bomb_ends() {
         // Seen with `--nocapture`; no test can say how long is too long on every machine.
         println!("{name}: {took:?}, {outcome:?}");
     }
+}
+
+/// Two ways to go on, of which one makes the library panic.
+fn explosive() -> GrammarSource {
+    GrammarSource::Regex(format!("a[0-9]{{3}}|b{UNSPEAKABLE}[0-9]"))
+}
+
+#[test]
+fn a_panic_while_a_mask_is_followed_is_no_fault_of_the_grammars_size() {
+    let grammar = compile(&explosive(), &FAILING).unwrap();
+    let mut mask = vec![0; FAILING.mask_words()];
+    let (a, b) = (FAILING.named("a").unwrap(), FAILING.named("b").unwrap());
+    for jumps in [false, true] {
+        let mut failing = grammar.matcher();
+        let mut other = failing.fork();
+        failing.advance(b).unwrap();
+        if jumps {
+            assert_eq!(failing.forced(), []);
+        }
+        assert_eq!(failing.fill_mask(&mut mask), Err(MatchError::Failed));
+        assert_eq!(failing.fill_mask(&mut mask), Err(MatchError::Failed), "it stays so");
+        assert_eq!(failing.advance(a), Err(MatchError::Failed));
+        // Whoever else follows the same grammar goes on, and so does whoever comes.
+        other.advance(a).unwrap();
+        other.fill_mask(&mut mask).unwrap();
+    }
+    assert!(!grammar.is_worn());
+}
+
+#[test]
+fn a_panic_at_the_first_step_refuses_the_grammar() {
+    let error = compile(&GrammarSource::Regex(format!("{UNSPEAKABLE}[0-9]")), &FAILING).unwrap_err();
+    assert!(matches!(&error, GrammarError::Unsupported(reason) if reason.contains("the compiler fails")), "{error}");
 }
 
 #[tokio::test]

@@ -43,6 +43,13 @@ static PIECES: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
     vocabulary(&ModelText::load(folder.path()).unwrap())
 });
 
+/// The built-in model's tokens, by which the library panics once this text is forced.
+pub(crate) const UNSPEAKABLE: &str = "boom";
+pub(crate) static FAILING: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/textgen/demo/model");
+    Arc::new(Vocabulary::failing_at(UNSPEAKABLE, &ModelText::load(&folder).unwrap()))
+});
+
 fn vocabulary(model: &ModelText) -> Arc<Vocabulary> {
     Arc::new(Vocabulary::new(model, &GrammarLimits::default()).unwrap())
 }
