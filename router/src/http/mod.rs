@@ -17,6 +17,7 @@ pub mod keys;
 pub mod layers;
 pub mod library;
 mod listener;
+pub mod models;
 pub mod native;
 pub mod ollama;
 pub mod openai;
@@ -39,7 +40,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 pub use self::listener::{Answers, Door, serve, upkeep};
 use self::native::{generate, stream, tokenize};
@@ -47,7 +48,7 @@ use self::openai::{async_tools, chat, completions};
 pub use self::shard_ops::ShardOps;
 pub use self::state::{AppState, Patience};
 use crate::settings::Settings;
-use crate::traces::{TRACEPARENT, TRACESTATE};
+use crate::traces::TRACEPARENT;
 
 /// Every route of the server.
 pub fn app(state: AppState) -> Router {
@@ -78,7 +79,8 @@ pub fn app(state: AppState) -> Router {
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/v1/models", get(ops::models))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::retrieve))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/tags", get(ollama::models::tags))
@@ -112,17 +114,9 @@ fn cors(settings: &Settings) -> CorsLayer {
     let origins = if origins.is_empty() { AllowOrigin::any() } else { AllowOrigin::list(origins) };
     CorsLayer::new()
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
-        .allow_headers([
-            header::CONTENT_TYPE,
-            header::AUTHORIZATION,
-            layers::REQUEST_ID,
-            standing::API_KEY,
-            standing::PRIORITY,
-            standing::TIMEOUT,
-            inference::wire::HEADER_LENGTH,
-            TRACEPARENT,
-            TRACESTATE,
-        ])
+        // Clients in browsers send headers of their own (`x-stainless-…`, `anthropic-version`), and a star would leave out
+        // `authorization`.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([layers::REQUEST_ID, header::RETRY_AFTER, inference::wire::HEADER_LENGTH, TRACEPARENT])
         .allow_origin(origins)
 }

@@ -15,7 +15,7 @@ use super::native::{generate, stream, tokenize};
 use super::openai::{async_tools, chat, completions};
 use super::ops;
 use super::state::AppState;
-use super::{anthropic, clouds, docs, inference, ollama, responses};
+use super::{anthropic, clouds, docs, inference, models, ollama, responses};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -58,7 +58,8 @@ use super::{anthropic, clouds, docs, inference, ollama, responses};
         ops::ping,
         ops::ready,
         ops::info,
-        ops::models,
+        models::list,
+        models::retrieve,
         ops::metrics,
         document,
         docs::page,

@@ -145,36 +145,6 @@ pub async fn info(State(state): State<AppState>) -> Json<Info> {
     })
 }
 
-/// The models served, in OpenAI's form.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ModelList {
-    /// Always `list`.
-    pub object: &'static str,
-    /// The one model.
-    pub data: Vec<ModelCard>,
-}
-
-/// One model, in OpenAI's form.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ModelCard {
-    /// The name to ask for.
-    pub id: String,
-    /// Always `model`.
-    pub object: &'static str,
-    /// Always 0, as in TGI.
-    pub created: u64,
-    /// The name again, as in TGI.
-    pub owned_by: String,
-}
-
-/// The models served.
-#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, description = "The models", body = ModelList)))]
-pub async fn models(State(state): State<AppState>) -> Json<ModelList> {
-    let id = state.settings.model_id.clone();
-    let card = ModelCard { id: id.clone(), object: "model", created: 0, owned_by: id };
-    Json(ModelList { object: "list", data: vec![card] })
-}
-
 /// The router's metrics and, while it can be asked, the shard's, in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", tag = "Operations", responses(
     (status = 200, description = "Metrics", body = String, content_type = "text/plain; version=0.0.4"),

@@ -51,10 +51,36 @@ async fn info_has_the_keys_of_both_tgis() {
 }
 
 #[tokio::test]
-async fn models_are_listed_as_tgi_lists_them() {
-    let list = Server::new().get("/v1/models").await.json();
-    let card = json!({"id": "test/bytes", "object": "model", "created": 0, "owned_by": "test/bytes"});
+async fn models_are_listed_as_tgi_and_vllm_list_them() {
+    let server = Server::new();
+    let list = server.get("/v1/models").await.json();
+    let card = json!({
+        "id": "test/bytes", "object": "model", "created": 0, "owned_by": "test/bytes", "max_model_len": 300,
+    });
     assert_eq!(list, json!({"object": "list", "data": [card]}));
+    // As clients of either habit write a name with a slash, and by its last part.
+    for name in ["test/bytes", "test%2Fbytes", "bytes"] {
+        assert_eq!(server.get(&format!("/v1/models/{name}")).await.json(), card, "{name}");
+    }
+    for name in ["gpt-4", "test/other", "bytes/test", "%FF"] {
+        let answer = server.get(&format!("/v1/models/{name}")).await;
+        assert!([400, 404].contains(&answer.status.as_u16()), "{name}: {}", answer.body);
+        assert_eq!(answer.json()["error"]["type"], "invalid_request_error", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn models_are_listed_for_anthropics_clients() {
+    let server = Server::new();
+    let ask = |path: &str| Request::get(path).header("anthropic-version", "2023-06-01").body(Body::empty()).unwrap();
+    let card = json!({
+        "type": "model", "id": "test/bytes", "display_name": "test/bytes", "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active", "max_input_tokens": 200, "max_tokens": 299,
+    });
+    let list = json!({"data": [card], "has_more": false, "first_id": "test/bytes", "last_id": "test/bytes"});
+    assert_eq!(server.send(ask("/v1/models?limit=20")).await.json(), list);
+    assert_eq!(server.send(ask("/v1/models/test%2Fbytes")).await.json(), card);
+    assert_eq!(server.send(ask("/v1/models/claude")).await.status, 404);
 }
 
 #[tokio::test]
@@ -78,14 +104,16 @@ async fn cors_lets_browsers_in() {
             .uri("/v1/chat/completions")
             .header("origin", origin)
             .header("access-control-request-method", "POST")
-            .header("access-control-request-headers", "authorization,content-type")
+            .header("access-control-request-headers", "authorization,content-type,x-stainless-lang,anthropic-version")
             .body(Body::empty())
             .unwrap()
     };
     let answer = Server::new().send(preflight("https://a.example")).await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("access-control-allow-origin"), "*");
-    assert!(answer.header("access-control-allow-headers").contains("authorization"));
+    for name in ["authorization", "content-type", "x-stainless-lang", "anthropic-version"] {
+        assert!(answer.header("access-control-allow-headers").contains(name), "{name}");
+    }
 
     let only = Settings { cors_allow_origin: vec!["https://a.example".to_owned()], ..settings() };
     let server = Server::with(only, Patience::default());
