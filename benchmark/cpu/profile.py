@@ -49,7 +49,7 @@ def seat(runner: Runner, sequences: int, context: int) -> None:
     """Greedy sequences with so many tokens each, a prompt of random ones."""
     rng, pages = np.random.default_rng(0), -(-context // BLOCK)
     for slot in range(sequences):
-        runner.admit(Admit(slot, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, context, 0, 0, None, b"", None, None))
+        runner.admit(Admit(slot, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, 0, context, 0, 0, None, b"", None, None))
         own = slot * (runner.bounds.max_context // BLOCK) + np.arange(pages)
         row = [slot, 0, context, 0, int(Flag.SAMPLE), pages]
         tokens = rng.integers(0, runner.bounds.vocab_size, context)

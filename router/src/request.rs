@@ -25,6 +25,8 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// 0 is off.
     pub presence_penalty: f32,
+    /// How many of the last tokens penalties look at; 0 is all of them.
+    pub penalty_window: u32,
     /// Every draw is a function of this and the position.
     pub seed: u64,
 }
@@ -42,6 +44,7 @@ impl SamplingParams {
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
+            penalty_window: 0,
             seed: 0,
         }
     }

@@ -35,11 +35,12 @@ OFF: dict[str, Any] = {
     "repetition": 1.0,
     "frequency": 0.0,
     "presence": 0.0,
+    "window": 0,
     "seed": 0,
     "position": 0,
     "prompt_len": 0,
 }
-DTYPES = {"top_k": np.int64, "seed": np.uint64, "position": np.int64, "prompt_len": np.int64}
+DTYPES = {"window": np.int64, "top_k": np.int64, "seed": np.uint64, "position": np.int64, "prompt_len": np.int64}
 
 
 def make_rows(*changes: dict[str, Any]) -> SamplingRows:
@@ -135,6 +136,24 @@ def test_frequency_and_presence_penalties_count_output_only() -> None:
     mine = sampling._penalise(logits, history, rows, rows.penalised)[0].tolist()
     # 1 stands in the prompt only, 2 once and 3 three times in the output, 4 behind what is known
     assert mine == [0.0, 0.0, -0.75, -1.75, 0.0, 0.0]
+
+
+def test_penalties_look_at_the_last_tokens_where_they_are_told_to() -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    logits = torch.randn(4, 12) * 2
+    history = torch.randint(0, 12, (4, 9))
+    windows = [0, 3, 9, 2**31]
+    common = {"repetition": 1.3, "frequency": 0.5, "presence": 0.25, "position": 8, "prompt_len": 4}
+    rows = make_rows(*(common | {"window": window} for window in windows))
+    mine = sampling._penalise(logits, history, rows, rows.penalised)
+    for row, window in enumerate(windows):
+        first = max(0, 8 - window) if window else 0
+        seen = history[row : row + 1, first:8]
+        theirs = RepetitionPenaltyLogitsProcessor(1.3)(seen, logits[row : row + 1])[0]
+        counts = torch.bincount(history[row, max(first, 4) : 8], minlength=12)
+        theirs = theirs - counts * 0.5 - (counts > 0) * 0.25
+        torch.testing.assert_close(mine[row], theirs, msg=f"window {window}, seed {seed}")
 
 
 def test_penalties_come_before_the_choice_and_leave_the_logits_alone() -> None:

@@ -38,9 +38,9 @@ BIG = 2**64 - 1
 def admit(**changes: Any) -> p.Admit:
     values: dict[str, Any] = {
         "slot": 3, "temperature": 0.75, "top_k": 40, "top_p": 0.5, "min_p": 0.0625, "typical_p": 1.0,
-        "repetition_penalty": 1.25, "frequency_penalty": -0.5, "presence_penalty": 2.0, "seed": BIG,
-        "prompt_len": 4, "top_n": 5, "prompt_top_n": 7, "adapter": 1, "history": p.pack_u32([7, 0, 65536, 9]),
-        "rules": None, "source": None,
+        "repetition_penalty": 1.25, "frequency_penalty": -0.5, "presence_penalty": 2.0, "penalty_window": 65536,
+        "seed": BIG, "prompt_len": 4, "top_n": 5, "prompt_top_n": 7, "adapter": 1,
+        "history": p.pack_u32([7, 0, 65536, 9]), "rules": None, "source": None,
     }  # fmt: skip
     return p.Admit(**{**values, **changes})
 
@@ -50,7 +50,7 @@ def frames() -> dict[str, p.Frame]:
     segments = [[0, 255], [0, 70000], [5, 1], [0, 0], [4, 3], [2, 0]]
     return {
         "hello": p.Hello(
-            4, 0, 1, model, p.KvFacts(1000, 16, 5_000_000_000, [None, 1024, 1024]), p.Limits(256, 2048, 20),
+            5, 0, 1, model, p.KvFacts(1000, 16, 5_000_000_000, [None, 1024, 1024]), p.Limits(256, 2048, 20),
             [p.Region("logprobs", 0, 8192), p.Region("masks", 8192, 4096)],
             [p.Phase("import", 1.5), p.Phase("load", 0.0)], [p.MeasuredStep(520, 1 << 40, 70000, 9, 8, 123456)],
         ),
@@ -61,7 +61,7 @@ def frames() -> dict[str, p.Frame]:
         "admit": admit(),
         "admit_greedy": admit(
             temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0,
-            presence_penalty=0.0, seed=0, top_n=0, prompt_top_n=0, adapter=None, history=b"",
+            presence_penalty=0.0, penalty_window=0, seed=0, top_n=0, prompt_top_n=0, adapter=None, history=b"",
         ),
         "admit_with_rules": admit(
             rules=p.Rules(

@@ -60,6 +60,7 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
         f32,
         f32,
         f32,
+        u32,
         u64,
         u32,
         u32,

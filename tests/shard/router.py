@@ -82,6 +82,7 @@ def admit(slot: int, prompt_len: int = 0, **changes: Any) -> Admit:
         "repetition_penalty": 1.0,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
+        "penalty_window": 0,
         "seed": 0,
         "prompt_len": prompt_len,
         "top_n": 0,

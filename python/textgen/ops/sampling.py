@@ -39,6 +39,7 @@ class SamplingRows:
     repetition: Floats  # 1: off
     frequency: Floats  # 0: off
     presence: Floats  # 0: off
+    window: Ints  # how many of the last tokens the three look at; 0: all
     seed: NDArray[np.uint64]
     position: Ints  # of the token to be sampled
     prompt_len: Ints
@@ -255,9 +256,11 @@ def _penalise(x: Tensor, history: Tensor, rows: SamplingRows, of: Mask) -> Tenso
     """Repetition (arXiv 1909.05858; prompt and output), then frequency and presence (OpenAI's; output only)."""
     known, prompt = _column(rows.position[of], x), _column(rows.prompt_len[of], x)
     positions = torch.arange(history.shape[1], device=x.device)
+    window = rows.window[of]
+    first = _column(np.where(window > 0, rows.position[of] - window, 0), x)
     vocab = x.shape[-1]
     x = F.pad(x, (0, 1))  # one column more, where the tokens that do not count go
-    seen = history.masked_fill(positions >= known, vocab)
+    seen = history.masked_fill((positions >= known) | (positions < first), vocab)
     chosen, repetition = x.gather(-1, seen), _column(rows.repetition[of], x)
     x = x.scatter(-1, seen, torch.where(chosen < 0, chosen * repetition, chosen / repetition))
     frequency, presence = _column(rows.frequency[of], x), _column(rows.presence[of], x)

@@ -97,7 +97,7 @@ def _run(runner: Runner, kind: Kind) -> float:
     seconds = []
     for _ in range(RUNS):
         for slot in slots.tolist():
-            greedy = Admit(slot, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, kind.context, 0, 0, None, b"", None, None)
+            greedy = Admit(slot, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, 0, kind.context, 0, 0, None, b"", None, None)
             runner.admit(greedy)
         columns = [
             slots,

@@ -1,4 +1,4 @@
-"""The step protocol, version 4: frames between the router and a shard (Rust twin: `router/src/shard/protocol.rs`).
+"""The step protocol, version 5: frames between the router and a shard (Rust twin: `router/src/shard/protocol.rs`).
 
 A frame is a little-endian u32 payload length, a kind byte, and one msgpack array (the fields of a struct in order).
 What is per token or per segment travels as packed little-endian columns, read here without a copy by numpy.
@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-VERSION = 4
+VERSION = 5
 NO_PAGE = 0xFFFF_FFFF  # in the place of a page that no window reaches
 MAX_PAYLOAD = 64 << 20
 HEADER = struct.Struct("<IB")
@@ -153,6 +153,7 @@ class Admit(_Array, frozen=True):
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
+    penalty_window: U32
     seed: U64
     prompt_len: U32
     top_n: U32

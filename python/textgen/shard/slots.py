@@ -63,6 +63,7 @@ class Slots:
         self.repetition = np.ones(max_slots, np.float32)
         self.frequency = np.zeros(max_slots, np.float32)
         self.presence = np.zeros(max_slots, np.float32)
+        self.window = np.zeros(max_slots, np.int64)
         self.remembers = np.zeros(max_slots, np.bool_)  # its history is kept up, for a penalty or a rule
         self.ruled = np.zeros(max_slots, np.bool_)
         self.rules: dict[int, TokenRules] = {}  # of the slots that are `ruled`
@@ -97,6 +98,7 @@ class Slots:
         self.repetition[slot] = admit.repetition_penalty
         self.frequency[slot] = admit.frequency_penalty
         self.presence[slot] = admit.presence_penalty
+        self.window[slot] = admit.penalty_window
         if admit.rules is not None:
             self.rules[slot] = token_rules(admit.rules, self._device)
             self.ruled[slot] = True
@@ -199,6 +201,7 @@ class Slots:
             repetition=self.repetition[slots],
             frequency=self.frequency[slots],
             presence=self.presence[slots],
+            window=self.window[slots],
             seed=self.seed[slots],
             position=position,
             prompt_len=self.prompt_len[slots],

@@ -25,7 +25,7 @@ def warm_up(runner: Runner) -> None:
     if bounds.encoder:
         start, prompt = blocks * size, 1
         source, blocks = Source(min(tokens, start), start), blocks + 1
-    greedy = Admit(0, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, prompt, 0, 0, None, b"", None, source)
+    greedy = Admit(0, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, 0, prompt, 0, 0, None, b"", None, source)
     runner.admit(greedy)
     first, pages = tokens if source is None else start + 1, blocks * groups
     _run(runner, [0, 0, first, 0, int(Flag.SAMPLE), pages], np.zeros(first), np.arange(pages))

@@ -75,6 +75,8 @@ pub struct Parameters {
     pub frequency_penalty: Option<f32>,
     /// Lowers a token's logit by this once it was generated.
     pub presence_penalty: Option<f32>,
+    /// How many of the last tokens the three penalties look at; 0 is all of them.
+    pub penalty_window: u32,
     /// Draw among so many of the most likely tokens.
     pub top_k: Option<i32>,
     /// Draw among the most likely tokens of this total probability.
@@ -160,6 +162,8 @@ pub enum Truncate {
     To(&'static str, usize),
     /// As many as are allowed.
     ToFit,
+    /// As many as leave room for the answer that is asked for, or for one of a quarter of all tokens.
+    ToAnswer,
 }
 
 /// A beam search, as the client stated it.

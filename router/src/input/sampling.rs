@@ -18,6 +18,7 @@ pub(super) fn sampling(parameters: &Parameters) -> Result<SamplingParams, InputE
         repetition_penalty: parameters.repetition_penalty.unwrap_or(1.0),
         frequency_penalty: parameters.frequency_penalty.unwrap_or(0.0),
         presence_penalty: parameters.presence_penalty.unwrap_or(0.0),
+        penalty_window: parameters.penalty_window,
         ..SamplingParams::greedy()
     };
     if parameters.beams.is_some() || !draws(parameters) {

@@ -24,6 +24,7 @@ pub(super) fn admit(slot: u32, request: &LiveRequest, prompt_len: u32, history: 
         repetition_penalty: sampling.repetition_penalty,
         frequency_penalty: sampling.frequency_penalty,
         presence_penalty: sampling.presence_penalty,
+        penalty_window: sampling.penalty_window,
         seed: sampling.seed,
         prompt_len,
         top_n: request.top_n,

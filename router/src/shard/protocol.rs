@@ -1,4 +1,4 @@
-//! The step protocol, version 4: frames between router and shard. `docs/protocol.md` is the contract; the Python twin is
+//! The step protocol, version 5: frames between router and shard. `docs/protocol.md` is the contract; the Python twin is
 //! `python/textgen/shard/protocol.py`, and `tests/protocol/vectors.json` holds bytes that both must read and write.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use super::columns::Column;
 use crate::scheduler::{MeasuredStep, Windows};
 
 /// Version that both sides must speak.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Bytes before a payload: its length and the frame's kind.
 pub const HEADER: usize = 5;
 /// Largest payload either side accepts.
@@ -165,6 +165,7 @@ pub struct Admit {
     pub repetition_penalty: f32,
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
+    pub penalty_window: u32,
     pub seed: u64,
     /// Tokens before this position are prompt, the others output.
     pub prompt_len: u32,

@@ -40,6 +40,7 @@ def rows_of(rng: random.Random, count: int, **given: list[float]) -> SamplingRow
         repetition=np.ones(count, np.float32),
         frequency=np.zeros(count, np.float32),
         presence=np.zeros(count, np.float32),
+        window=np.zeros(count, np.int64),
         seed=np.array([rng.getrandbits(64) for _ in range(count)], np.uint64),
         position=np.array([rng.randrange(10**6) for _ in range(count)]),
         prompt_len=np.zeros(count, np.int64),

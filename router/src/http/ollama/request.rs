@@ -148,7 +148,8 @@ pub struct OllamaOptions {
     pub typical_p: Option<f32>,
     /// Divides the logits of tokens seen before; above 0, 1 is off.
     pub repeat_penalty: Option<f32>,
-    /// Only -1, which is all of the text, or 0, which switches `repeat_penalty` off.
+    /// How many of the last tokens penalties look at; -1, which is all of the text, when left out, and 0 switches them off.
+    #[schema(minimum = -1)]
     pub repeat_last_n: Option<i64>,
     /// Lowers a token's logit once it was generated.
     pub presence_penalty: Option<f32>,
@@ -259,17 +260,10 @@ impl OllamaOptions {
         refuse("mirostat", self.mirostat.is_some_and(|version| version != 0))?;
         #[allow(clippy::float_cmp)] // The neutral value is exact.
         refuse("tfs_z", self.tfs_z.is_some_and(|z| z != 1.0))?;
-        let repeat_penalty = match self.repeat_last_n {
-            None | Some(-1) => self.repeat_penalty,
-            Some(0) => None,
-            Some(_) => {
-                return refuse_sentence(
-                    true,
-                    "`repeat_last_n` must be -1 (all of the text) or 0 (no `repeat_penalty`)",
-                )
-                .map(|()| ChatRequest::default());
-            }
-        };
+        let last = self.repeat_last_n.unwrap_or(-1);
+        refuse_sentence(last < -1, "`repeat_last_n` must be a number of tokens, or -1 for all of the text")?;
+        // Of no tokens at all there is nothing to penalise.
+        let penalty = |given: Option<f32>| given.filter(|_| last != 0);
         Ok(ChatRequest {
             cut_to_fit: true,
             max_tokens: self.num_predict.filter(|most| *most >= 0).map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
@@ -278,9 +272,10 @@ impl OllamaOptions {
             top_p: Some(self.top_p.unwrap_or(TOP_P)),
             min_p: self.min_p,
             typical_p: self.typical_p,
-            repetition_penalty: repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
+            repetition_penalty: penalty(self.repeat_penalty),
+            presence_penalty: penalty(self.presence_penalty),
+            frequency_penalty: penalty(self.frequency_penalty),
+            penalty_window: u32::try_from(last.max(0)).unwrap_or(u32::MAX),
             seed: self.seed.filter(|seed| *seed >= 0).map(Seed::Signed),
             stop: self.stop,
             ..ChatRequest::default()
@@ -303,6 +298,7 @@ fn completion(prompt: String, suffix: Option<String>, options: ChatRequest) -> C
         repetition_penalty: options.repetition_penalty,
         presence_penalty: options.presence_penalty,
         frequency_penalty: options.frequency_penalty,
+        penalty_window: options.penalty_window,
         seed: options.seed,
         stop: options.stop,
         ..CompletionRequest::default()
@@ -420,10 +416,13 @@ mod tests {
         assert_eq!((given.temperature, given.top_k, given.top_p), (Some(0.0), Some(0), Some(1.0)));
         assert_eq!((given.max_tokens, given.repetition_penalty, given.stream), (None, Some(1.2), Some(false)));
         assert!(given.seed.is_none() && given.stop.is_some());
-        let off = json!({"repeat_penalty": 1.2, "repeat_last_n": 0, "num_predict": 7});
+        assert_eq!((plain.penalty_window, given.penalty_window), (0, 0));
+        let off = json!({"repeat_penalty": 1.2, "presence_penalty": 1.5, "repeat_last_n": 0, "num_predict": 7});
         let off = chat(json!({"messages": hi, "options": off})).unwrap();
-        assert_eq!((off.repetition_penalty, off.max_tokens), (None, Some(7)));
-        for (option, value) in [("mirostat", json!(2)), ("tfs_z", json!(0.5)), ("repeat_last_n", json!(64))] {
+        assert_eq!((off.repetition_penalty, off.presence_penalty, off.max_tokens), (None, None, Some(7)));
+        let last = chat(json!({"messages": hi, "options": {"repeat_penalty": 1.2, "repeat_last_n": 33}})).unwrap();
+        assert_eq!((last.repetition_penalty, last.penalty_window), (Some(1.2), 33));
+        for (option, value) in [("mirostat", json!(2)), ("tfs_z", json!(0.5)), ("repeat_last_n", json!(-2))] {
             let error = chat(json!({"messages": hi, "options": {option: value}})).unwrap_err();
             assert!(error.contains(&format!("`{option}`")), "{error}");
         }

@@ -123,6 +123,9 @@ macro_rules! openai_request {
             /// No field of a body: other dialects cut a limit of tokens that does not fit.
             #[serde(skip)]
             pub cut_to_fit: bool,
+            /// No field of a body: how many of the last tokens Ollama's penalties look at; 0 is all of them.
+            #[serde(skip)]
+            pub penalty_window: u32,
             /// No field of a body: what other dialects call `response_format`.
             #[serde(skip)]
             pub format_place: $crate::http::openai::grammar::FormatPlace,
@@ -214,6 +217,7 @@ macro_rules! openai_request {
                     repetition_penalty: self.repetition_penalty,
                     frequency_penalty: self.frequency_penalty,
                     presence_penalty: self.presence_penalty,
+                    penalty_window: self.penalty_window,
                     // vLLM's clients say "off" by 0 or -1.
                     top_k: self.top_k.filter(|top_k| !matches!(top_k, -1 | 0)),
                     top_p: self.top_p,
@@ -224,7 +228,9 @@ macro_rules! openai_request {
                     stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
                     ignore_eos: self.ignore_eos.unwrap_or_default(),
                     include_stop: self.include_stop_str_in_output.unwrap_or_default(),
-                    truncate: self.truncate_prompt_tokens.map($crate::http::openai::sampling::truncate),
+                    truncate: self
+                        .truncate_prompt_tokens
+                        .map(|given| $crate::http::openai::sampling::truncate(given, self.cut_to_fit)),
                     prompt_logprobs: self.prompt_logprobs.map(|count| ("prompt_logprobs", count)),
                     keep_prompt_tokens: self.prompt_logprobs.is_some() || self.return_token_ids.unwrap_or_default(),
                     show_special_tokens: self.skip_special_tokens == Some(false),
@@ -353,16 +359,17 @@ pub struct Extras {
     pub token_ids: bool,
 }
 
-/// How much of a prompt is kept; what is no number of tokens is refused with the limit.
-pub(super) fn truncate(given: i64) -> Truncate {
+/// How much of a prompt is kept; what is no number of tokens is refused with the limit. `cut_to_fit`: the answer is to have room.
+pub(super) fn truncate(given: i64, cut_to_fit: bool) -> Truncate {
     match given {
+        -1 if cut_to_fit => Truncate::ToAnswer,
         -1 => Truncate::ToFit,
         _ => Truncate::To("truncate_prompt_tokens", usize::try_from(given).unwrap_or(0)),
     }
 }
 
 /// Refuses a field that asks for something; null, false, 0 and empty values ask for nothing.
-pub(super) fn refuse(field: &'static str, value: Option<&Value>) -> Result<(), ApiError> {
+pub(super) fn refuse(field: &'static str, value: Option<&Value>, remedy: &'static str) -> Result<(), ApiError> {
     let asks = match value {
         None | Some(Value::Null | Value::Bool(false)) => false,
         Some(Value::Number(number)) => number.as_f64() != Some(0.0),
@@ -371,5 +378,5 @@ pub(super) fn refuse(field: &'static str, value: Option<&Value>) -> Result<(), A
         Some(Value::Object(map)) => !map.is_empty(),
         Some(Value::Bool(true)) => true,
     };
-    if asks { Err(ApiError::Unsupported { field, remedy: "leave it out" }) } else { Ok(()) }
+    if asks { Err(ApiError::Unsupported { field, remedy }) } else { Ok(()) }
 }
