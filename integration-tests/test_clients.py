@@ -69,6 +69,9 @@ def with_async_gpt(server: Launcher, use: Callable[[openai.AsyncOpenAI], Awaitab
 
 def test_openai_models(gpt: openai.OpenAI) -> None:
     assert [model.id for model in gpt.models.list()] == ["textgen-demo"]
+    assert gpt.models.retrieve("textgen-demo").id == "textgen-demo"
+    with pytest.raises(openai.NotFoundError, match="gpt-4"):
+        gpt.models.retrieve("org/gpt-4")
 
 
 def test_openai_chat(gpt: openai.OpenAI, chat_text: str) -> None:
@@ -78,6 +81,23 @@ def test_openai_chat(gpt: openai.OpenAI, chat_text: str) -> None:
     assert said.id.startswith("chatcmpl-")
     assert said.usage is not None
     assert said.usage.total_tokens == said.usage.prompt_tokens + said.usage.completion_tokens
+
+
+def test_openai_fields_that_only_tell_how(gpt: openai.OpenAI, chat_text: str) -> None:
+    """The developer's messages are the system's, and what is about OpenAI's own service changes nothing."""
+    spoken: list[Any] = [{**MESSAGES[0], "role": "developer"}, MESSAGES[1]]
+    said = gpt.chat.completions.create(
+        model="textgen-demo", messages=spoken, max_completion_tokens=24, temperature=0, reasoning_effort="max",
+        verbosity="low", modalities=["text"], prediction={"type": "content", "content": "x"}, store=True,
+        metadata={"a": "b"}, service_tier="auto", user="u", safety_identifier="s", prompt_cache_key="k",
+        prompt_cache_retention="24h",
+    )  # fmt: skip
+    assert said.choices[0].message.content == chat_text
+    with pytest.raises(openai.UnprocessableEntityError, match="`functions` is not supported yet: send `tools`"):
+        gpt.chat.completions.create(model="m", messages=MESSAGES, functions=[{"name": "f"}])
+    refused: list[Any] = [*MESSAGES, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}]
+    again = gpt.chat.completions.create(model="m", messages=[*refused, MESSAGES[1]], max_tokens=1)
+    assert again.usage is not None and again.usage.completion_tokens == 1
 
 
 def test_openai_chat_stream(gpt: openai.OpenAI, chat_text: str) -> None:
@@ -401,6 +421,15 @@ def test_hub_chat_with_tools(hub: InferenceClient) -> None:
         assert call.function.name == "weather"
         arguments: Any = call.function.arguments
         assert json.loads(arguments)["place"] in ("Bern", "Rome")
+
+
+def test_hub_prompt_for_tools(hub: InferenceClient, built_in_reference: Reference) -> None:
+    """`tool_prompt` comes behind the last message, as in TGI."""
+    function: dict[str, Any] = {"name": "clock", "parameters": {"type": "object", "properties": {}}}
+    tools: list[Any] = [{"type": "function", "function": function}]
+    said = hub.chat_completion(MESSAGES, tools=tools, tool_prompt="Use the clock.", max_tokens=1)
+    told = [MESSAGES[0], {**MESSAGES[1], "content": MESSAGES[1]["content"] + "\n---\nUse the clock."}]
+    assert said.usage.prompt_tokens == len(built_in_reference.chat(told, tools))
 
 
 def test_hub_async(built_in: Launcher, plain_text: str, chat_text: str) -> None:

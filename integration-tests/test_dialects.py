@@ -15,6 +15,8 @@ from support.api import Api
 from support.reference import Reference
 from support.scripted import Script
 from support.server import Launcher
+from transformers import LogitsProcessor
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 MODEL = "textgen-demo"
 GREEDY = {"temperature": 0}  # newer clients have no parameter for it
@@ -46,6 +48,17 @@ TOOLS: list[Any] = [
     }
     for tool in FUNCTIONS
 ]
+
+
+class PenaltyOfTheLast(LogitsProcessor):
+    """Transformers' repetition penalty over so many of the last tokens."""
+
+    def __init__(self, penalty: float, last: int) -> None:
+        self.penalise = RepetitionPenaltyLogitsProcessor(penalty)
+        self.last = last
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return self.penalise(input_ids[:, -self.last :], scores)
 
 
 @pytest.fixture
@@ -160,6 +173,33 @@ def test_anthropic_forced(claude: anthropic.Anthropic) -> None:
             jsonschema.validate(call.input, schema)
 
 
+def test_anthropic_models(claude: anthropic.Anthropic) -> None:
+    (model,) = claude.models.list()
+    assert (model.id, model.display_name, model.type) == (MODEL, MODEL, "model")
+    assert model.created_at.year == 1970
+    assert claude.models.retrieve(MODEL) == model
+    with pytest.raises(anthropic.NotFoundError, match="claude-3"):
+        claude.models.retrieve("claude-3")
+
+
+def test_anthropic_documents(claude: anthropic.Anthropic, built_in_reference: Reference) -> None:
+    """What is text is read as text, also where a tool has found it."""
+    source = {"type": "text", "media_type": "text/plain", "data": "The cat sat."}
+    found = {
+        "type": "search_result",
+        "title": "Cats",
+        "source": "a book",
+        "content": [{"type": "text", "text": "Mew."}],
+    }
+    blocks: list[Any] = [{"type": "document", "title": "Story", "source": source}, {"type": "text", "text": "Why?"}]
+    said = claude.messages.create(
+        model=MODEL, max_tokens=12, messages=[{"role": "user", "content": [found, *blocks]}], extra_body=GREEDY
+    )
+    rendered = [{"role": "user", "content": "Cats\na book\nMew.\nStory\nThe cat sat.\nWhy?"}]
+    expected = built_in_reference.greedy(built_in_reference.chat(rendered), 12).text
+    assert [block.text for block in said.content if block.type == "text"] == [expected]
+
+
 def test_anthropic_errors(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="temperature") as caught:
         claude.messages.create(model=MODEL, max_tokens=4, messages=MESSAGES, extra_body={"temperature": -1})
@@ -206,6 +246,25 @@ def test_ollama_generate(llama: ollama.Client, chat_text: str, built_in_referenc
     assert "".join(piece.response or "" for piece in pieces) == chat_text
     raw = llama.generate(model=MODEL, prompt="Once upon a time", raw=True, options=options)
     assert raw.response == built_in_reference.greedy(built_in_reference.encode("Once upon a time"), 24).text
+
+
+def test_ollama_options(llama: ollama.Client, built_in_reference: Reference) -> None:
+    """All of those of Ollama's own documentation at once; and penalties that look at the last tokens alone."""
+    options: dict[str, Any] = {
+        "num_keep": 5, "seed": 42, "num_predict": 12, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "typical_p": 0.7,
+        "repeat_last_n": 33, "temperature": 0.8, "repeat_penalty": 1.2, "presence_penalty": 1.5,
+        "frequency_penalty": 1.0, "penalize_newline": True, "stop": ["\n", "user:"], "numa": False, "num_ctx": 1024,
+        "num_batch": 2, "num_gpu": 1, "main_gpu": 0, "use_mmap": True, "num_thread": 8,
+    }  # fmt: skip
+    drawn = [llama.chat(model=MODEL, messages=MESSAGES, options=options).message.content for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    ids = built_in_reference.encode("Once upon a time")
+    kept = {"temperature": 0, "num_predict": 24, "repeat_penalty": 1.5, "repeat_last_n": 4}
+    said = llama.generate(model=MODEL, prompt="Once upon a time", raw=True, options=kept).response
+    expected = built_in_reference.greedy_with(ids, 24, logits_processor=[PenaltyOfTheLast(1.5, 4)])
+    assert expected.clear
+    assert said == expected.text
+    assert said != built_in_reference.greedy(ids, 24, repetition_penalty=1.5).text
 
 
 def test_ollama_tools(llama: ollama.Client, the_call: dict[str, Any]) -> None:

@@ -37,6 +37,8 @@ pub struct Settings {
     pub model_dtype: String,
     /// Kind of device the shard runs on (`cpu`, `cuda`), for `/info`.
     pub model_device_type: String,
+    /// What `x-compute-type` says; the kind of device when `None`.
+    pub compute_type: Option<String>,
     /// Version of the package, for `/info` and fingerprints.
     pub version: String,
     /// Requests in the house at once; one more is answered 429.

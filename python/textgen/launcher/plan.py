@@ -65,7 +65,7 @@ class Plan:
             "max_shard_failures", "shard_step_timeout",
             "max_queue_size", "max_queue_tokens", "max_requests_per_key", "max_tokens_per_key", "max_request_timeout",
             "priority_ageing", "max_passes", "longest_prefix_first",
-            "tool_call_parser", "reasoning_parser",
+            "tool_call_parser", "reasoning_parser", "compute_type",
             "disable_grammar_support", "grammar_compile_timeout_ms", "grammar_max_bytes", "grammar_cache_mb",
         )  # fmt: skip
         values: dict[str, Any] = {name: getattr(settings, name) for name in same}

@@ -394,6 +394,10 @@ class Settings:
         choice("trace", "debug", "info", "warn", "error", synonyms={"warning": "warn"}), "info",
         "Least important log lines to show: trace, debug, info, warn or error.", group=OBSERVING, metavar="LEVEL",
     )  # fmt: skip
+    compute_type: str | None = setting(
+        text, None, "What answers say they were computed on, in the header x-compute-type.",
+        group=OBSERVING, default="the kind of device", metavar="NAME",
+    )  # fmt: skip
     otlp_endpoint: str | None = setting(
         text, None,
         "Collector of traces (OTLP), such as http://localhost:4317: a span for each call and for each of its stages, "

@@ -22,8 +22,9 @@ const GENERATED_TOKENS: HeaderName = HeaderName::from_static("x-generated-tokens
 /// The headers that every generation has, streamed ones too.
 pub fn describe_prompt(headers: &mut HeaderMap, settings: &Settings, characters: usize) {
     // The launcher's word, not a client's; still, a value that no header can hold is left out.
-    if let Ok(device) = HeaderValue::from_str(&settings.model_device_type) {
-        headers.insert(COMPUTE_TYPE, device);
+    let compute = settings.compute_type.as_ref().unwrap_or(&settings.model_device_type);
+    if let Ok(compute) = HeaderValue::from_str(compute) {
+        headers.insert(COMPUTE_TYPE, compute);
     }
     headers.insert(COMPUTE_CHARACTERS, HeaderValue::from(characters));
 }

@@ -38,6 +38,10 @@ pub(super) fn tokens(
     let most = match parameters.truncate {
         Some(Truncate::To(_, length)) => length,
         Some(Truncate::ToFit) => limits.max_input_tokens,
+        Some(Truncate::ToAnswer) => {
+            let answer = parameters.max_new_tokens.map_or(limits.max_total_tokens / 4, |most| most as usize);
+            limits.max_total_tokens.saturating_sub(answer).clamp(1, limits.max_input_tokens)
+        }
         None => ids.len(),
     };
     ids.drain(..ids.len().saturating_sub(most));

@@ -256,14 +256,36 @@ async fn stop_strings_are_not_looked_for_in_the_first_tokens() {
     }
 }
 
+/// As Hugging Face's clients send it, to the text that TGI gives the model.
+#[tokio::test]
+async fn a_prompt_for_tools_comes_behind_the_last_message() {
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "hi"}]}]);
+    let begun = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]);
+    for (extra, expected) in [
+        (json!({}), "[user]hi\n---\nUse f.[tools]1[assistant]"),
+        (json!({"messages": parts}), "[user]hi\n---\nUse f.[tools]1[assistant]"),
+        (json!({"messages": begun}), "[user]hi\n---\nUse f.[assistant]So"),
+        (json!({"tool_prompt": ""}), "[user]hi[tools]1[assistant]"),
+        (json!({"tools": []}), "[user]hi[assistant]"),
+        (json!({"tool_choice": "none"}), "[user]hi[assistant]"),
+    ] {
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let mut body = chat(json!({"tools": tools, "tool_prompt": "Use f."}));
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        assert_eq!(submitted(body).await.prompt, tokens(expected), "{extra}");
+    }
+}
+
 #[tokio::test]
 async fn content_comes_in_several_forms() {
     let parts = json!([{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]);
     for (message, text) in [
         (json!({"role": "user", "content": "hi"}), "[user]hi[assistant]"),
         (json!({"role": "user", "content": parts}), "[user]hi[assistant]"),
+        (json!({"role": "tool", "content": [{"type": "refusal", "refusal": "hi"}]}), "[tool]hi[assistant]"),
         (json!({"role": "user", "content": null}), "[user][assistant]"),
         (json!({"role": "user", "name": null, "tool_calls": null, "content": "hi"}), "[user]hi[assistant]"),
+        (json!({"role": "developer", "content": "hi"}), "[system]hi[assistant]"),
         // The assistant's last message is continued, as TGI does.
         (json!({"role": "assistant", "content": "hi"}), "[assistant]hi"),
     ] {
@@ -329,11 +351,24 @@ async fn a_shape_that_cannot_be_held_is_refused() {
 #[tokio::test]
 async fn what_is_not_served_is_refused_by_name() {
     let server = Server::saying("x");
-    let answer = server.post(PATH, chat(json!({"tool_prompt": "use tools"}))).await;
-    let message = answer.openai_error(422, "validation");
-    assert!(message.contains("`tool_prompt` is not supported yet"), "{message}");
-    assert_eq!(answer.json()["error"]["param"], "tool_prompt");
-    assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
+    for (field, value, remedy) in [
+        ("functions", json!([{"name": "f"}]), "`tools`"),
+        ("function_call", json!("auto"), "`tool_choice`"),
+        ("audio", json!({"voice": "a", "format": "wav"}), "text"),
+        ("modalities", json!(["text", "audio"]), "text"),
+        ("web_search_options", json!({"search_context_size": "low"}), "`tools`"),
+        ("moderation", json!({"model": "m"}), "leave it out"),
+    ] {
+        let answer = server.post(PATH, chat(json!({field: value}))).await;
+        let message = answer.openai_error(422, "validation");
+        assert!(message.contains(&format!("`{field}` is not supported yet")) && message.contains(remedy), "{message}");
+        assert_eq!(answer.json()["error"]["param"], field);
+        assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
+    }
+    // What asks for nothing is no reason.
+    let nothing =
+        json!({"functions": [], "function_call": null, "audio": null, "modalities": ["text"], "tool_prompt": null});
+    assert_eq!(server.post(PATH, chat(nothing)).await.status, 200);
     let adapter = server.post(PATH, chat(json!({"adapter_id": "mine"}))).await;
     assert!(adapter.openai_error(404, "adapter_not_found").contains("`mine`"));
     let lonely = server.post(PATH, chat(json!({"top_logprobs": 2}))).await;

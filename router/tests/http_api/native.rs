@@ -1,9 +1,11 @@
 //! `/generate`, `/`, `/tokenize`, `/detokenize` and `/chat_tokenize`.
 
 use serde_json::{Value, json};
+use textgen_router::http::Patience;
+use textgen_router::settings::Settings;
 
 use crate::model::{BOS, EOS};
-use crate::server::{Server, prompt, say, started, token};
+use crate::server::{Server, prompt, say, settings, started, token};
 
 #[tokio::test]
 async fn the_answer_is_the_text_alone() {
@@ -168,6 +170,15 @@ async fn null_is_the_same_as_left_out() {
     let answer = server.post("/generate", json!({"inputs": "hi", "parameters": parameters, "other": 1})).await;
     assert_eq!(answer.json(), json!({"generated_text": "hello"}));
     assert_eq!(server.post("/generate", json!({"inputs": "hi", "parameters": null})).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_operator_names_what_answers_are_computed_on() {
+    let settings = Settings { compute_type: Some("2-a100".to_owned()), ..settings() };
+    let mut server = Server::with(settings, Patience::default());
+    server.script(say("hello"));
+    let answer = server.post("/generate", json!({"inputs": "hi"})).await;
+    assert_eq!(answer.header("x-compute-type"), "2-a100");
 }
 
 #[tokio::test]

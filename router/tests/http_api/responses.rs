@@ -249,6 +249,8 @@ async fn what_the_model_reads() {
     ]);
     let body = json!({"input": items, "tools": tools(), "tool_choice": "none"});
     assert_eq!(prompt(&mut server, body).await, tokens("[system]be[user]hi[assistant][tool]rain[assistant]"));
+    let long = json!({"input": "x".repeat(500), "truncation": "auto", "max_output_tokens": 150});
+    assert_eq!(prompt(&mut server, long).await.len(), 150, "what does not fit beside the answer is cut off");
     // An answer is an item of its own.
     let body = json!({"input": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "He"}]});
     assert_eq!(prompt(&mut server, body).await, tokens("[user]hi[assistant]He[assistant]"));
@@ -351,7 +353,7 @@ async fn what_is_not_served_is_named() {
         (json!({"background": true}), "`background`"),
         (json!({"conversation": "conv_1"}), "`conversation`"),
         (json!({"prompt": {"id": "p"}}), "`prompt`"),
-        (json!({"truncation": "auto"}), "`truncation`"),
+        (json!({"truncation": "middle"}), "`truncation`"),
         (json!({"top_logprobs": 21}), "`top_logprobs`"),
         (
             json!({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}}}}),

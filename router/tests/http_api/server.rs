@@ -39,6 +39,7 @@ pub fn settings() -> Settings {
         model_sha: None,
         model_dtype: "float32".to_owned(),
         model_device_type: "cpu".to_owned(),
+        compute_type: None,
         version: "1.2.3".to_owned(),
         max_concurrent_requests: 4,
         max_best_of: 2,

@@ -57,9 +57,9 @@ pub(super) fn text_of(content: Content, place: &str) -> Result<String, ApiError>
     match content {
         Content::Text(text) => Ok(text),
         Content::Blocks(blocks) => {
-            let text = |(index, block): (usize, Map<String, Value>)| match kind(&block) {
-                "text" => text_field(block, "text", &format!("{place}[{index}]")),
-                other => Err(unsupported(&format!("{place}[{index}]"), other)),
+            let text = |(index, block): (usize, Map<String, Value>)| {
+                let place = format!("{place}[{index}]");
+                readable(block, &place)?.map_err(|block| unsupported(&place, kind(&block)))
             };
             let texts = blocks.into_iter().enumerate().map(text).collect::<Result<Vec<String>, _>>()?;
             Ok(texts.join("\n"))
@@ -95,10 +95,16 @@ fn user(content: Content, place: &str, out: &mut Vec<Message>) -> Result<(), Api
             out.push(message("user", Some(std::mem::take(texts).join("\n"))));
         }
     };
-    for (index, mut block) in blocks.into_iter().enumerate() {
+    for (index, block) in blocks.into_iter().enumerate() {
         let place = format!("{place}[{index}]");
+        let mut block = match readable(block, &place)? {
+            Ok(text) => {
+                texts.push(text);
+                continue;
+            }
+            Err(block) => block,
+        };
         match kind(&block) {
-            "text" => texts.push(text_field(block, "text", &place)?),
             "tool_result" => {
                 say(&mut texts, out);
                 let content = block.remove("content");
@@ -112,6 +118,38 @@ fn user(content: Content, place: &str, out: &mut Vec<Message>) -> Result<(), Api
     }
     say(&mut texts, out);
     Ok(())
+}
+
+/// What a block says, where it is text: said, of a document that is text, or found by a search. The block itself otherwise.
+fn readable(mut block: Map<String, Value>, place: &str) -> Result<Result<String, Map<String, Value>>, ApiError> {
+    let head: &[&str] = match kind(&block) {
+        "text" => return text_field(block, "text", place).map(Ok),
+        "document" => &["title", "context"],
+        "search_result" => &["title", "source"],
+        _ => return Ok(Err(block)),
+    };
+    let body = if kind(&block) == "document" {
+        document(block.remove("source"), &format!("{place}.source"))?
+    } else {
+        result_text(block.remove("content"), place)?
+    };
+    let head = head.iter().filter_map(|name| block.get(*name)?.as_str());
+    Ok(Ok(head.chain([body.as_str()]).collect::<Vec<_>>().join("\n")))
+}
+
+/// The text of a document.
+fn document(source: Option<Value>, place: &str) -> Result<String, ApiError> {
+    let Some(Value::Object(mut source)) = source else {
+        return Err(invalid(&format!("`{place}` must be an object with a `type`")));
+    };
+    match kind(&source) {
+        "text" => text_field(source, "data", place),
+        "content" => result_text(source.remove("content"), place),
+        other => Err(invalid(&format!(
+            "`{place}` is of type `{}`, which cannot be read here: send the document as `text`",
+            cut(other)
+        ))),
+    }
 }
 
 fn result_text(content: Option<Value>, place: &str) -> Result<String, ApiError> {
@@ -220,6 +258,12 @@ mod tests {
                 ]},
                 {"type": "tool_result", "tool_use_id": "c2", "is_error": true},
                 {"type": "text", "text": "Well?", "cache_control": {"type": "ephemeral"}},
+                {"type": "document", "title": "Clocks", "source": {"type": "text", "media_type": "text/plain", "data": "Tick."},
+                 "citations": {"enabled": true}},
+                {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Tock."}]}},
+                {"type": "search_result", "title": "Time", "source": "https://time.example", "content": [
+                    {"type": "text", "text": "It flies."},
+                ]},
             ]},
         ]);
         let call = |id: &str, arguments: &str| {
@@ -232,7 +276,7 @@ mod tests {
                    "tool_calls": [call("c1", r#"{"zone":"CET"}"#), call("c2", "{}")]}),
             json!({"role": "tool", "content": "12:00\nnoon", "tool_call_id": "c1"}),
             json!({"role": "tool", "content": "", "tool_call_id": "c2"}),
-            json!({"role": "user", "content": "Well?"}),
+            json!({"role": "user", "content": "Well?\nClocks\nTick.\nTock.\nTime\nhttps://time.example\nIt flies."}),
         ];
         assert_eq!(translated(turns), Ok(expected));
     }
@@ -244,6 +288,16 @@ mod tests {
             (json!({"role": "user", "content": [{"type": "image", "source": {}}]}), "`messages[0].content[0]`"),
             (json!({"role": "user", "content": [{"type": "text"}]}), "`messages[0].content[0].text`"),
             (json!({"role": "user", "content": [{"type": "tool_result"}]}), "`messages[0].content[0].tool_use_id`"),
+            (
+                json!({"role": "user", "content": [
+                    {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}]}),
+                "`messages[0].content[0].source`",
+            ),
+            (json!({"role": "user", "content": [{"type": "document"}]}), "`messages[0].content[0].source`"),
+            (
+                json!({"role": "user", "content": [{"type": "search_result", "content": [{"type": "image"}]}]}),
+                "`messages[0].content[0].content[0]`",
+            ),
             (
                 json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": 1}]}),
                 "`messages[0].content[0].content`",

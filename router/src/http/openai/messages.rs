@@ -1,7 +1,7 @@
 //! OpenAI's messages on their way to the chat template; `input` gives them the forms that the template at hand takes.
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 /// One message of a conversation. Other fields (`name`, `tool_calls`, `tool_call_id`, …) reach the chat template.
@@ -47,6 +47,17 @@ impl Message {
     }
 }
 
+impl Message {
+    /// Puts text behind what is said.
+    pub(super) fn append(&mut self, text: &str) {
+        match &mut self.content {
+            Some(Value::String(said)) => said.push_str(text),
+            Some(Value::Array(parts)) => parts.push(json!({"type": "text", "text": text})),
+            _ => self.content = Some(Value::String(text.to_owned())),
+        }
+    }
+}
+
 impl From<Message> for Value {
     /// The message without its nulls: templates ask whether a field is there, and a null one is. Content always is.
     fn from(message: Message) -> Self {
@@ -60,8 +71,6 @@ impl From<Message> for Value {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

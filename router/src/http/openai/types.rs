@@ -33,8 +33,8 @@ openai_request! {
         /// Whether calls run while the answer goes on; needs `stream`. Their results are sent to
         /// `/v1/chat/completions/{id}/tool_results`.
         pub async_tools: Option<AsyncTools>,
-        /// Not served yet: the chat template says how tools are presented.
-        pub tool_prompt: Option<Value>,
+        /// What to tell the model of the `tools` behind the last message, as TGI does; the chat template presents them itself.
+        pub tool_prompt: Option<String>,
         /// Whether the template opens an assistant message; by default unless the last message is the assistant's.
         pub add_generation_prompt: Option<bool>,
         /// Whether the model continues the last message; by default when that is the assistant's.
@@ -43,9 +43,23 @@ openai_request! {
         pub chat_template_kwargs: Option<Map<String, Value>>,
         /// How much the model is to think, for templates that ask for it; `none` switches thinking off.
         pub reasoning_effort: Option<ReasoningEffort>,
+        /// How much the model is to say, a variable for templates that ask for it.
+        pub verbosity: Option<Verbosity>,
         /// Most tokens of reasoning; then its end is written.
         #[schema(minimum = 0)]
         pub thinking_budget: Option<u32>,
+        /// Not served: send `tools`.
+        pub functions: Option<Value>,
+        /// Not served: send `tool_choice`.
+        pub function_call: Option<Value>,
+        /// Not served: answers are text.
+        pub audio: Option<Value>,
+        /// Not served but for `["text"]`: answers are text.
+        pub modalities: Option<Vec<String>>,
+        /// Not served: tools run where the client is.
+        pub web_search_options: Option<Value>,
+        /// Not served.
+        pub moderation: Option<Value>,
         /// No field of a body: the budget has no effect on a model whose reasoning cannot be told from its answer.
         #[serde(skip)]
         pub lenient_budget: bool,
@@ -79,11 +93,19 @@ impl ChatRequest {
             (None, opens) => can_continue && opens != Some(true),
         };
         let choice = Choice::read(self.tool_choice.as_ref())?;
-        let template_kwargs = template_kwargs(self.chat_template_kwargs, self.reasoning_effort)?;
+        let template_kwargs = template_kwargs(self.chat_template_kwargs, self.reasoning_effort, self.verbosity)?;
         let tools = self.tools.filter(|_| choice != Choice::Hidden).map(tools::checked).transpose()?;
         choice.check(tools.as_deref().unwrap_or_default())?;
+        let mut messages = self.messages;
+        let told =
+            self.tool_prompt.filter(|text| !text.is_empty() && tools.as_ref().is_some_and(|all| !all.is_empty()));
+        // What the assistant began is its own.
+        let last = messages.iter_mut().rev().find(|message| message.role != "assistant");
+        if let (Some(text), Some(last)) = (told, last) {
+            last.append(&format!("\n---\n{text}"));
+        }
         Ok(ChatPrompt {
-            messages: self.messages.into_iter().map(Value::from).collect(),
+            messages: messages.into_iter().map(Value::from).collect(),
             tools,
             add_generation_prompt: self.add_generation_prompt.unwrap_or(!continued),
             add_special_tokens: self.add_special_tokens.unwrap_or_default(),
@@ -92,13 +114,30 @@ impl ChatRequest {
         })
     }
 
+    /// Refuses what only chats have, and is understood but not served.
+    fn check_chat(&self) -> Result<(), ApiError> {
+        for (field, value, remedy) in [
+            ("functions", &self.functions, "send `tools`"),
+            ("function_call", &self.function_call, "send `tool_choice`"),
+            ("audio", &self.audio, "leave it out: answers are text"),
+            ("web_search_options", &self.web_search_options, "send a tool that searches as one of `tools`"),
+            ("moderation", &self.moderation, "leave it out"),
+        ] {
+            refuse(field, value.as_ref(), remedy)?;
+        }
+        if self.modalities.iter().flatten().any(|kind| kind != "text") {
+            return Err(ApiError::Unsupported { field: "modalities", remedy: "send `[\"text\"]` or leave it out" });
+        }
+        Ok(())
+    }
+
     /// The request as `input` wants it.
     ///
     /// # Errors
     /// When a field is understood but not served yet.
     pub fn into_generation(self) -> Result<GenerationRequest, ApiError> {
         self.check_shared()?;
-        refuse("tool_prompt", self.tool_prompt.as_ref())?;
+        self.check_chat()?;
         if self.top_logprobs.is_some_and(|count| count > 0) && !self.wants_logprobs() {
             return Err(ApiError::Validation(
                 "Input validation error: `top_logprobs` needs `logprobs`; send `\"logprobs\": true` with it".to_owned(),
@@ -141,6 +180,17 @@ pub enum ReasoningEffort {
     Medium,
     High,
     Xhigh,
+    Max,
+}
+
+/// How much a model is to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)] // OpenAI's words.
+pub enum Verbosity {
+    Low,
+    Medium,
+    High,
 }
 
 /// What a template is told by the server, and by no client.
@@ -160,11 +210,12 @@ const RESERVED: [&str; 13] = [
     "mask_token",
 ];
 
-/// A client's variables for the template. The effort is one too, and templates that only know on and off have their own name for
+/// A client's variables for the template, which takes those that it names. Effort and verbosity are two too, and templates that only know on and off have their own name for
 /// `none`; what the client set itself stays.
 fn template_kwargs(
     given: Option<Map<String, Value>>,
     effort: Option<ReasoningEffort>,
+    verbosity: Option<Verbosity>,
 ) -> Result<Map<String, Value>, ApiError> {
     let mut kwargs = given.unwrap_or_default();
     if let Some(name) = RESERVED.iter().find(|name| kwargs.contains_key(**name)) {
@@ -172,6 +223,9 @@ fn template_kwargs(
             "Input validation error: `chat_template_kwargs` must not set `{name}`, which the request's own fields or the model's \
              files do; leave it out"
         )));
+    }
+    if let Some(verbosity) = verbosity {
+        kwargs.entry("verbosity").or_insert_with(|| serde_json::to_value(verbosity).unwrap_or_default());
     }
     if let Some(effort) = effort {
         kwargs.entry("reasoning_effort").or_insert_with(|| serde_json::to_value(effort).unwrap_or_default());

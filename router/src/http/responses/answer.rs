@@ -65,7 +65,7 @@ pub struct ResponseObject {
     pub top_p: f32,
     /// Alternatives that were asked for with each token.
     pub top_logprobs: u32,
-    /// Always `disabled`.
+    /// Whether what does not fit is cut off (`auto`) or refused (`disabled`).
     pub truncation: &'static str,
     /// Counts of tokens, at the end.
     pub usage: Option<ResponseUsage>,
@@ -244,7 +244,7 @@ impl ResponseObject {
             tools: echo.tools,
             top_p: echo.top_p.unwrap_or(1.0),
             top_logprobs: echo.top_logprobs,
-            truncation: "disabled",
+            truncation: if echo.truncates { "auto" } else { "disabled" },
             usage: None,
         }
     }

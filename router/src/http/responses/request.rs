@@ -61,7 +61,8 @@ pub struct ResponsesRequest {
     /// Repeated in the answer.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
-    /// Only `disabled`: what does not fit is refused.
+    /// `disabled`: what does not fit is refused. `auto`: only as many of the prompt's last tokens are kept as are allowed, and the
+    /// answer is cut to what fits beside them.
     pub truncation: Option<String>,
     /// What to tell beside the output: `message.output_text.logprobs`, and `reasoning.encrypted_content`, which is empty.
     pub include: Option<Vec<String>>,
@@ -140,6 +141,7 @@ pub(super) struct Echo {
     pub(super) summary: Option<String>,
     pub(super) metadata: Map<String, Value>,
     pub(super) top_logprobs: u32,
+    pub(super) truncates: bool,
 }
 
 impl ResponsesRequest {
@@ -185,6 +187,7 @@ impl ResponsesRequest {
         } else {
             items::messages(self.instructions.clone(), context.into_iter().chain(input.clone()).collect())?
         };
+        let truncates = self.truncation.as_deref() == Some("auto");
         let (text, reasoning) = (self.text.unwrap_or_default(), self.reasoning.unwrap_or_default());
         let echo = Echo {
             instructions: self.instructions,
@@ -201,12 +204,15 @@ impl ResponsesRequest {
             summary: reasoning.summary,
             metadata: self.metadata.unwrap_or_default(),
             top_logprobs: self.top_logprobs.unwrap_or(0),
+            truncates,
         };
         let tools = self.tools.map(|tools| tools.into_iter().enumerate().map(tool).collect()).transpose()?;
         let chat = ChatRequest {
             messages,
             model: self.model,
             max_completion_tokens: self.max_output_tokens,
+            truncate_prompt_tokens: truncates.then_some(-1),
+            cut_to_fit: truncates,
             temperature: self.temperature,
             top_p: self.top_p,
             top_k: self.top_k,
@@ -246,10 +252,10 @@ impl ResponsesRequest {
                 return Err(ApiError::Unsupported { field, remedy });
             }
         }
-        if self.truncation.as_ref().is_some_and(|truncation| truncation != "disabled") {
-            return Err(ApiError::Unsupported { field: "truncation", remedy: "send `disabled`, and shorter input" });
+        match self.truncation.as_deref() {
+            None | Some("auto" | "disabled") => Ok(()),
+            Some(_) => Err(invalid("`truncation` must be `auto` or `disabled`")),
         }
-        Ok(())
     }
 }
 

@@ -55,6 +55,11 @@ impl Compiled {
         Ok(Self { environment, bounds })
     }
 
+    /// Whether this is the name of a function that every template has.
+    pub(super) fn provides(&self, name: &str) -> bool {
+        self.environment.globals().any(|(global, _)| global == name)
+    }
+
     /// Renders it.
     ///
     /// # Errors

@@ -24,7 +24,13 @@ pub(super) struct Style {
     pub(super) content: ContentForm,
     /// Whether it asks if content is none; otherwise it would print `None`.
     pub(super) tests_for_none: bool,
+    /// Whether it has a use for messages of the developer's; otherwise they are the system's, as they were before OpenAI renamed
+    /// them.
+    pub(super) knows_developers: bool,
 }
+
+/// The role that newer clients of OpenAI's give to what `system` was.
+pub(super) const DEVELOPER: &str = "developer";
 
 /// Messages ready for a template.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,6 +57,9 @@ pub(super) fn adapt(messages: &[Value], style: Style, parse_arguments: bool) -> 
         let mut fields = fields.clone();
         let content = content(fields.remove("content").unwrap_or_default(), style)?;
         fields.insert("content".to_owned(), content);
+        if !style.knows_developers && fields.get("role").is_some_and(|role| role == DEVELOPER) {
+            fields.insert("role".to_owned(), Value::from("system"));
+        }
         share_reasoning(&mut fields);
         if parse_arguments {
             parsed_arguments |= parse_call_arguments(&mut fields);
@@ -66,6 +75,7 @@ fn content(content: Value, style: Style) -> Result<Value, InputError> {
         Value::Null => Ok(written(String::new(), style.content)),
         Value::String(text) => Ok(written(text, style.content)),
         Value::Array(parts) => {
+            let parts: Vec<Value> = parts.into_iter().map(refusal_as_text).collect();
             let texts = parts.iter().map(part_text).collect::<Result<Vec<_>, _>>()?;
             Ok(if style.content == ContentForm::Text { Value::String(texts.concat()) } else { Value::Array(parts) })
         }
@@ -75,6 +85,14 @@ fn content(content: Value, style: Style) -> Result<Value, InputError> {
 
 fn written(text: String, form: ContentForm) -> Value {
     if form == ContentForm::Parts { json!([{"type": "text", "text": text}]) } else { Value::String(text) }
+}
+
+/// What OpenAI's models write instead of an answer is text to any other.
+fn refusal_as_text(part: Value) -> Value {
+    match part.get("refusal").filter(|_| part["type"] == "refusal") {
+        Some(Value::String(text)) => json!({"type": "text", "text": text}),
+        _ => part,
+    }
 }
 
 fn part_text(part: &Value) -> Result<&str, InputError> {

@@ -8,13 +8,14 @@ mod python;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use minijinja::value::Serde;
 use serde_json::{Value, json};
 
 use self::environment::{Bounds, Compiled};
-use self::messages::{ContentForm, Style, adapt, cut_at_end, mark_end, tests_for_none};
+use self::messages::{ContentForm, DEVELOPER, Style, adapt, cut_at_end, mark_end, tests_for_none};
 use super::error::{InputError, invalid};
 use super::files::{LoadError, read_json, read_text};
 use super::request::ChatPrompt;
@@ -101,13 +102,18 @@ fn sources(dir: &Path, tokenizer_config: &Value) -> Result<(Option<String>, Opti
 struct ChatTemplate {
     compiled: Compiled,
     style: Style,
+    /// Variables that a request may set: the words of its text that the template language has no other use for. Anything else
+    /// could not be read by it, or would stand in for one of its functions.
+    open: HashSet<String>,
 }
 
 impl ChatTemplate {
     fn new(source: &str, token_names: &[(&'static str, String)]) -> Result<Self, String> {
         let compiled = Compiled::new(source, Bounds::default())?;
         let content = content_form(&compiled, token_names);
-        Ok(Self { compiled, style: Style { content, tests_for_none: tests_for_none(source) } })
+        let open: HashSet<String> = words(source).filter(|word| !compiled.provides(word)).map(str::to_owned).collect();
+        let knows_developers = open.contains(DEVELOPER);
+        Ok(Self { compiled, style: Style { content, tests_for_none: tests_for_none(source), knows_developers }, open })
     }
 
     fn render(&self, chat: &ChatPrompt, token_names: &[(&'static str, String)]) -> Result<String, InputError> {
@@ -134,7 +140,8 @@ impl ChatTemplate {
     ) -> Result<(Result<String, InputError>, bool), InputError> {
         let mut messages = adapt(&chat.messages, self.style, parse_arguments)?;
         let last = chat.continue_final_message.then(|| mark_end(&mut messages.list)).transpose()?;
-        let variables = variables(&messages.list, chat, token_names);
+        let given = chat.template_kwargs.iter().filter(|(name, _)| self.open.contains(*name));
+        let variables = variables(&messages.list, chat, given, token_names);
         let rendered = self.compiled.render(variables).map_err(InputError::Template);
         let rendered = match (rendered, last) {
             (Ok(text), Some(last)) => cut_at_end(text, &last),
@@ -144,11 +151,21 @@ impl ChatTemplate {
     }
 }
 
+/// What could be a name in a template.
+fn words(source: &str) -> impl Iterator<Item = &str> {
+    source.split(|letter: char| !letter.is_alphanumeric() && letter != '_').filter(|word| !word.is_empty())
+}
+
 /// Everything a template sees. A request's own variables come before ours, so that ours win.
-fn variables(messages: &[Value], chat: &ChatPrompt, token_names: &[(&'static str, String)]) -> minijinja::Value {
+fn variables<'a>(
+    messages: &[Value],
+    chat: &ChatPrompt,
+    given: impl Iterator<Item = (&'a String, &'a Value)>,
+    token_names: &[(&'static str, String)],
+) -> minijinja::Value {
     let tools = chat.tools.as_ref().filter(|tools| !tools.is_empty());
     let mut variables: Vec<(&str, minijinja::Value)> = vec![("documents", minijinja::Value::from(()))];
-    variables.extend(chat.template_kwargs.iter().map(|(name, value)| (name.as_str(), Serde(value).into())));
+    variables.extend(given.map(|(name, value)| (name.as_str(), Serde(value).into())));
     variables.extend(token_names.iter().map(|(key, name)| (*key, minijinja::Value::from(name.as_str()))));
     variables.extend([
         ("messages", Serde(messages).into()),
@@ -163,7 +180,7 @@ fn content_form(compiled: &Compiled, token_names: &[(&'static str, String)]) -> 
     const PROBE: &str = "a short text";
     let render = |messages: Value| {
         let list = messages.as_array().map(Vec::as_slice).unwrap_or_default();
-        let text = compiled.render(variables(list, &ChatPrompt::default(), token_names)).ok()?;
+        let text = compiled.render(variables(list, &ChatPrompt::default(), std::iter::empty(), token_names)).ok()?;
         text.contains(PROBE).then_some(text)
     };
     let user = |content: &Value| json!([{"role": "user", "content": content}]);

@@ -56,6 +56,28 @@ fn prompt(case: &Case, values: &Map<String, Value>) -> ChatPrompt {
     }
 }
 
+#[test]
+fn a_request_sets_only_variables_that_the_template_names() {
+    let source = "{% set mood = mood | default('calm') %}{{ raise_exception is defined }}{{ range(2) | list | length }} {{ mood }} \
+                  {%- for message in messages %}{{ message.content }}{% endfor %}{{ other.mention }}";
+    let kwargs = json!({"mood": "glad", "range": 3, "raise_exception": null, "unknown": "x", "content": "y"});
+    let told = |kwargs: Value| {
+        let template_kwargs = serde_json::from_value(kwargs).unwrap();
+        render(source, &ChatPrompt { template_kwargs, ..user("hi") }).unwrap()
+    };
+    assert_eq!(told(json!({})), "True2 calmhi");
+    assert_eq!(told(kwargs), "True2 gladhi");
+}
+
+#[test]
+fn developers_speak_as_the_system_where_a_template_does_not_know_them() {
+    let spoken = chat(json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]));
+    let rest = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}";
+    assert_eq!(render(rest, &spoken).unwrap(), "[system]Be brief.[user]hi");
+    let known = format!("{{% if messages[0].role == 'developer' %}}!{{% endif %}}{rest}");
+    assert_eq!(render(&known, &spoken).unwrap(), "![developer]Be brief.[user]hi");
+}
+
 fn template_file(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/templates").join(name);
     std::fs::read_to_string(path).unwrap()

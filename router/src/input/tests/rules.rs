@@ -206,6 +206,13 @@ fn prompts_fit_the_limits() {
     assert_eq!((cut.input_length, cut.request.max_new_tokens), (3, 27));
     let fitted = check(&model, text(&"x".repeat(500)), with(|p| p.truncate = Some(Truncate::ToFit))).unwrap();
     assert_eq!(fitted.request.prompt, [u32::from(b'x'); 20]);
+    for (asked, kept, left) in [(None, 20, 10), (Some(15), 15, 15), (Some(1000), 1, 29)] {
+        let to_answer = |p: &mut Parameters| {
+            (p.truncate, p.max_new_tokens, p.cut_to_fit) = (Some(Truncate::ToAnswer), asked, true);
+        };
+        let answered = check(&model, text(&"x".repeat(500)), with(to_answer)).unwrap();
+        assert_eq!((answered.input_length, answered.request.max_new_tokens), (kept, left), "{asked:?}");
+    }
     for empty in [text(""), Prompt::Tokens(Vec::new())] {
         let error = sentence(check(&model, empty, Parameters::default()));
         assert!(error.contains("`inputs` cannot be empty"), "{error}");
