@@ -99,7 +99,7 @@ class Streams:
         self._slots, self._at = np.arange(batch), np.full(batch, context)
         self._most = runner.bounds.num_pages // batch  # pages of each
         for slot in range(batch):
-            wanted = Admit(slot, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, context, 0, 0, None, b"", None, None)
+            wanted = Admit(slot, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, 0, context, 0, 0, None, b"", None, None)
             assert not runner.admit(wanted)
         pages = -(-(context + 1) // BLOCK)
         self._begin(np.full(batch, pages), np.zeros(batch), int(Flag.SAMPLE), np.arange(pages)[None])
@@ -177,7 +177,7 @@ def prompt_row(shape: str, runner: Runner, rate: float) -> Row:
     pages, tokens = np.arange(-(-CHUNK // BLOCK)), np.arange(CHUNK) % 1000
     fastest = float("inf")
     for _ in range(3):
-        wanted = Admit(0, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, CHUNK, 0, 0, None, b"", None, None)
+        wanted = Admit(0, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, 0, CHUNK, 0, 0, None, b"", None, None)
         assert not runner.admit(wanted)
         row = [0, 0, CHUNK, 0, int(Flag.SAMPLE), len(pages)]
         begun = time.perf_counter()

@@ -109,7 +109,7 @@ def tokens_of_sequences(runner: Runner, rng: random.Random, count: int = 5) -> l
     for slot in slots.tolist():
         prompt = [rng.randrange(vocab) for _ in range(rng.randint(1, 20))]
         draw = rng.choice([(0.0, 1.0, 1.0), (1.0, 0.9, 1.0), (0.8, 1.0, 1.2)])
-        sequence = Admit(slot, draw[0], 0, draw[1], 0.0, 1.0, draw[2], 0.0, 0.0, slot, len(prompt), 0, 0, None,
+        sequence = Admit(slot, draw[0], 0, draw[1], 0.0, 1.0, draw[2], 0.0, 0.0, 0, slot, len(prompt), 0, 0, None,
                          pack_u32(prompt), None, None)  # fmt: skip
         assert not runner.admit(sequence)
         pages = slot * 8 + np.arange(-(-len(prompt) // size))

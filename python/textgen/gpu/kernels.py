@@ -122,8 +122,8 @@ def _rows(case: Case, count: int) -> sampling.SamplingRows:
     return sampling.SamplingRows(
         temperature=column([0.0]), top_k=column([0], np.int64), top_p=column([1.0]), min_p=column([0.0]),
         typical_p=column([1.0]), repetition=column([1.0, 1.3]), frequency=column([0.0, 0.4]),
-        presence=column([0.0, -0.5]), seed=column([7], np.uint64), position=column([30], np.int64),
-        prompt_len=column([5, 12], np.int64),
+        presence=column([0.0, -0.5]), window=column([0], np.int64), seed=column([7], np.uint64),
+        position=column([30], np.int64), prompt_len=column([5, 12], np.int64),
     )  # fmt: skip
 
 

@@ -107,7 +107,9 @@ class DecodeSteps:
         """Whether sequences of these slots can be run so."""
         slots = self._slots
         typical = (slots.typical_p[slot] < 1) & (slots.temperature[slot] > 0)
-        return len(slot) <= self.sizes[-1] and self._vocab <= sampling.MAX_VOCAB and not typical.any()
+        # The kernels know neither.
+        other = typical | (slots.window[slot] > 0)
+        return len(slot) <= self.sizes[-1] and self._vocab <= sampling.MAX_VOCAB and not other.any()
 
     def load(self, slot: Ints, start: Ints) -> None:
         """Bring sequences to the device whose last tokens ran at positions `start` [n]."""

@@ -107,8 +107,8 @@ def _run(runner: Runner, settings: ShardSettings, lengths: Sequence[int], scored
     for slot in slots.tolist():
         top = settings.max_top_n
         wished = Admit(
-            slot, 1.0, 50, 0.9, 0.01, 0.9, 1.1, 0.1, 0.1, 0, longest - int(length[slot]), top, top, None, history, None,
-            None,
+            slot, 1.0, 50, 0.9, 0.01, 0.9, 1.1, 0.1, 0.1, 0, 0, longest - int(length[slot]), top, top, None, history,
+            None, None,
         )  # fmt: skip
         runner.admit(wished)
     flags = np.full_like(slots, int(Flag.SAMPLE))
@@ -126,7 +126,7 @@ def _follow(runner: Runner, count: int) -> None:
         return
     history = pack_u32(np.zeros(start))
     for slot in slots.tolist():
-        penalised = Admit(slot, 1.0, 50, 0.9, 0.01, 1.0, 1.1, 0.1, 0.1, 0, start, 0, 0, None, history, None, None)
+        penalised = Admit(slot, 1.0, 50, 0.9, 0.01, 1.0, 1.1, 0.1, 0.1, 0, 0, start, 0, 0, None, history, None, None)
         runner.admit(penalised)
     sample, last = int(Flag.SAMPLE), int(Flag.SAMPLE | Flag.LAST)
     _step(runner, slots, ones * start, ones, ones * sample, _blocks(runner), count)
@@ -139,7 +139,7 @@ def _run_encoder(runner: Runner) -> None:
     bounds, size = runner.bounds, runner.slots.block_size
     tokens = min(bounds.max_context, (bounds.max_batch_tokens - 1) // size * size)
     start = -(-tokens // size) * size
-    admit = Admit(0, 1.0, 50, 0.9, 0.01, 0.9, 1.1, 0.1, 0.1, 0, 1, 0, 0, None, b"", None, Source(tokens, start))
+    admit = Admit(0, 1.0, 50, 0.9, 0.01, 0.9, 1.1, 0.1, 0.1, 0, 0, 1, 0, 0, None, b"", None, Source(tokens, start))
     runner.admit(admit)
     slot, blocks = np.zeros(1, np.int64), start // size + 1
     _step(runner, slot, slot, slot + start + 1, slot + int(Flag.SAMPLE), blocks, start + 1)
