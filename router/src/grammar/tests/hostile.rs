@@ -247,7 +247,7 @@ fn a_panic_while_a_mask_is_followed_is_no_fault_of_the_grammars_size() {
         let mut other = failing.fork();
         failing.advance(b).unwrap();
         if jumps {
-            assert_eq!(failing.forced(), []);
+            assert!(failing.forced().is_empty());
         }
         assert_eq!(failing.fill_mask(&mut mask), Err(MatchError::Failed));
         assert_eq!(failing.fill_mask(&mut mask), Err(MatchError::Failed), "it stays so");
