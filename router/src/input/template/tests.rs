@@ -59,7 +59,7 @@ fn prompt(case: &Case, values: &Map<String, Value>) -> ChatPrompt {
 #[test]
 fn a_request_sets_only_variables_that_the_template_names() {
     let source = "{% set mood = mood | default('calm') %}{{ raise_exception is defined }}{{ range(2) | list | length }} {{ mood }} \
-                  {%- for message in messages %}{{ message.content }}{% endfor %}{{ other.mention }}";
+                  {%- for message in messages %}{{ message.content }}{% endfor %}";
     let kwargs = json!({"mood": "glad", "range": 3, "raise_exception": null, "unknown": "x", "content": "y"});
     let told = |kwargs: Value| {
         let template_kwargs = serde_json::from_value(kwargs).unwrap();
