@@ -192,9 +192,8 @@ def test_anthropic_documents(claude: anthropic.Anthropic, built_in_reference: Re
         "content": [{"type": "text", "text": "Mew."}],
     }
     blocks: list[Any] = [{"type": "document", "title": "Story", "source": source}, {"type": "text", "text": "Why?"}]
-    said = claude.messages.create(
-        model=MODEL, max_tokens=12, messages=[{"role": "user", "content": [found, *blocks]}], extra_body=GREEDY
-    )
+    asked: list[Any] = [{"role": "user", "content": [found, *blocks]}]
+    said = claude.messages.create(model=MODEL, max_tokens=12, messages=asked, extra_body=GREEDY)
     rendered = [{"role": "user", "content": "Cats\na book\nMew.\nStory\nThe cat sat.\nWhy?"}]
     expected = built_in_reference.greedy(built_in_reference.chat(rendered), 12).text
     assert [block.text for block in said.content if block.type == "text"] == [expected]
