@@ -99,8 +99,7 @@ bench-scheduler: $(BENCH) ## Simulate the scheduler on devices and clusters that
 	$(BIN)/python -m benchmark.scheduler.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 
-bench-startup: $(BENCH) $(BUILT) ## Measure a start with a random model of a billion numbers: make bench-startup [LLAMA_CPP=1] [ARGS="--rounds 5"]
-	$(if $(LLAMA_CPP),$(BIN)/maturin develop --release --extras bench-startup)
+bench-startup: $(BENCH) $(BUILT) ## Measure a start beside llama-server, vLLM and Transformers: make bench-startup [ARGS="--rounds 5"]
 	$(BIN)/python -m benchmark.startup.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 

@@ -320,6 +320,7 @@ def test_a_stop_lets_running_requests_finish(
                 assert refused.json()["error_type"] == "draining"
                 assert int(refused.headers["retry-after"]) >= 1
             assert launcher.status("/health") == 200
+            assert launcher.metrics().value("textgen_sequences_in_flight") == 1
             launcher.must_run()
         check(case, stream.rest().result())
     assert launcher.wait() == 0

@@ -17,6 +17,8 @@ from support.raw import send, send_json
 from support.scripted import Script
 from support.waiting import until
 
+from textgen.launcher.errors import ExitCode
+
 ROOT = Path(__file__).parents[1]
 BASE = os.environ.get("IMAGE_BASE", "textgen-base:bookworm")
 NAME = "textgen-test"
@@ -181,6 +183,25 @@ def test_everything_read_only_without_any_privilege(containers: Containers, data
     ).wait_ready()  # fmt: skip
     assert container.server()["Uid"].split() == ["12345"] * 4
     assert send_json(container.url, "/generate", {"inputs": "a"}).status == 200
+
+
+def test_root_without_any_power_serves_from_a_volume_of_the_engines(containers: Containers, data: Path) -> None:
+    """`--cap-drop ALL` and no --user: it cannot become anybody else. The endpoint's model is at /repository."""
+    container = containers.start(
+        "-p", "127.0.0.1::80", "--cap-drop", "ALL", "-v", "/data", "-v", f"{data}/model:/repository:ro"
+    ).wait_ready()
+    process = container.server()
+    assert (process["Uid"].split(), int(process["CapEff"], 16)) == (["0"] * 4, 0)
+    assert "may not give up root" in container.log and "may not write" not in container.log
+    container.run("touch", "/data/a-model")
+    assert send_json(container.url, "/generate", {"inputs": "a"}).status == 200
+
+
+def test_a_repository_that_may_not_be_read_is_not_taken_for_none(containers: Containers, data: Path) -> None:
+    (data / "model").chmod(0o700)
+    container = containers.start("--user", "12345:12345", "-v", f"{data}/model:/repository:ro")
+    assert docker("wait", container.identity) == str(int(ExitCode.MODEL))
+    assert "error: " in container.log and "/repository" in container.log
 
 
 def test_sagemaker_starts_it_with_serve(containers: Containers, data: Path, script: Script) -> None:

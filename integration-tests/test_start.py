@@ -46,8 +46,14 @@ TGI_METRICS = {
     "tgi_request_input_length": "histogram",
     "tgi_request_generated_tokens": "histogram",
     "tgi_request_max_new_tokens": "histogram",
+    "tgi_request_skipped_tokens": "summary",
+    "tgi_request_failure": "counter",
+    "tgi_batch_concat": "counter",
+    "tgi_batch_concat_duration": "histogram",
+    "tgi_batch_filter_duration": "histogram",
     "tgi_batch_inference_count": "counter",
     "tgi_batch_inference_success": "counter",
+    "tgi_batch_inference_failure": "counter",
     "tgi_batch_inference_duration": "histogram",
     "tgi_batch_forward_duration": "histogram",
     "tgi_batch_decode_duration": "histogram",
@@ -81,10 +87,16 @@ INFO = {
 def test_phase_times_are_printed(built_in: Launcher) -> None:
     (line,) = [line for line in built_in.log.splitlines() if "ready on http://" in line]
     phases = dict(re.findall(r"([a-z][a-z -]*?) (\d+\.\d\d) s", line[line.index("(") :]))
-    assert {"launcher", "plan", "router", "shard import", "shard load", "shard warm-up"} <= set(phases), line
+    assert set(phases) == {"launcher", "resolve", "plan", "router", "import", "read", "place", "warm-up"}, line
     assert built_in.address in line
     total = float(re.search(r"after (\d+\.\d) s", line)[1])  # type: ignore[index]
     assert 0 < total < 90
+    exported = built_in.metrics()
+    assert exported.value("textgen_time_to_ready_seconds") == pytest.approx(total, abs=0.06)
+    for part, seconds in phases.items():
+        assert exported.value("textgen_time_to_ready_part_seconds", part=part) == pytest.approx(
+            float(seconds), abs=0.006
+        )
 
 
 def test_the_log_names_the_model_and_the_memory(built_in: Launcher) -> None:

@@ -73,7 +73,7 @@ def _llama_cpp(folder: Path) -> None:
         "download",
         "--no-deps",
         "--no-binary",
-        ":all:",
+        "llama-cpp-python",  # alone: what builds it, CMake among it, comes as it is
         "--dest",
         sources,
     ]

@@ -24,6 +24,7 @@ from benchmark.cpu.peers import PEERS, PeerMissing, prepare, version_of
 from benchmark.cpu.probe import Limits, Probe
 from benchmark.cpu.programs import Task, Times, Tokens
 from benchmark.cpu.shapes import SHAPES, folder_of, gguf_of, w8a8_of
+from benchmark.processes import family, peak
 from benchmark.report import Report, Row
 from textgen import __version__
 
@@ -107,7 +108,7 @@ class Worker:
 
     def memory(self) -> float:
         """MiB that it had at most, its children's included."""
-        return sum(map(_peak, _family(self._process.pid)))
+        return sum(map(peak, family(self._process.pid)))
 
     def close(self) -> None:
         self._signal(signal.SIGCONT)
@@ -137,23 +138,6 @@ class Worker:
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
             os.killpg(self._process.pid, number)
-
-
-def _family(process: int) -> list[int]:
-    """A process and those that come from it."""
-    try:
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    return [process, *(each for child in children for each in _family(int(child)))]
-
-
-def _peak(process: int) -> float:
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except FileNotFoundError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,10 @@ def write_gguf(folder: Path, path: Path) -> Path:
     writer.add_head_count(values["num_attention_heads"])
     writer.add_head_count_kv(values["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
-    writer.add_rope_dimension_count(values["hidden_size"] // values["num_attention_heads"])
+    head = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
+    writer.add_rope_dimension_count(head)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
     known = text["model"]["vocab"] | {token["content"]: token["id"] for token in text["added_tokens"]}
     tokens = sorted(known, key=lambda token: int(known[token]))
     tokens += [f"<unused{number}>" for number in range(len(tokens), values["vocab_size"])]

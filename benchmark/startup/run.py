@@ -1,147 +1,151 @@
-"""``make bench-startup``: from nothing to the first token with a random model of a billion numbers, phase by phase.
+"""``make bench-startup``: from nothing to the first token, phase by phase.
 
-We, Transformers and, where `llama-cpp-python` is installed, llama.cpp start in turns, each in a process of its own,
-with the file in the system's cache. Loading is held against reading the file into memory at full speed.
+We, llama-server, vLLM and Transformers start in turns, with the built-in model and with a random one of a billion
+numbers, each start with everything that it reads out of the system's cache (cold) and then once more (warm). Loading is
+held against reading the file into memory at full speed.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.util
-import json
 import os
-import re
 import signal
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from benchmark.cpu.peers import PEERS, PeerMissing, prepare, version_of
 from benchmark.report import Report, Row
-from benchmark.startup.model import write, write_gguf
+from benchmark.startup.cache import forget, read_at_full_speed, resident
+from benchmark.startup.model import BUILT_IN, write, write_gguf
+from benchmark.startup.programs import LlamaServer, Models, NotStarted, Program, Started, Textgen, Transformers, Vllm
 from textgen import __version__
 
-Phases = dict[str, float]
-SECONDS = 600.0
-_READY = re.compile(r"ready on (http://\S+) after [\d.]+ s \((.+?)\)")
-_PHASE = re.compile(r"([\w -]+?) (\d+\.\d+) s")
-# What the others' process runs: it says when each phase ended, in seconds since it was asked to start.
-_PEERS = {
-    "transformers": """
-import torch
-from transformers import AutoModelForCausalLM
-end("import")
-model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-end("load")
-with torch.inference_mode():
-    model.generate(torch.tensor([[1, 5, 6, 7]]), max_new_tokens=1, do_sample=False)
-end("first token")
-""",
-    "llama.cpp": """
-from llama_cpp import Llama
-end("import")
-model = Llama(path, n_ctx=512, verbose=False, logits_all=False)
-end("load")
-model.eval([1, 5, 6, 7])
-end("first token")
-""",
-}
-_BEFORE = """
-import json, sys, time
-path, began = sys.argv[1], float(sys.argv[2])
-phases, last = {}, began
-def end(name):
-    global last
-    now = time.time()
-    phases[name], last = now - last, now
-"""
-_AFTER = """
-phases["peak"] = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
-print(json.dumps(phases))
-"""
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "build" / "bench-cpu"  # where the environments of peers are for all benchmarks
+WARM, COLD = "warm cache", "cold cache"
+SMALL, LARGE = "built-in model", "a billion numbers"
+FIRST, OURS = "first token, from the start", "of which all but importing torch"
+# The programs that serve Python's libraries as we do; llama-server has none to import.
+BARRED = ("transformers", "vllm")
 
 
-def read_at_full_speed(path: Path) -> float:
-    """Seconds to have the file's bytes in memory of our own: less cannot be asked of a loader."""
-    began = time.perf_counter()
-    size = path.stat().st_size
-    with path.open("rb", buffering=0) as file:
-        into, done = memoryview(bytearray(size)), 0
-        while done < size:
-            done += file.readinto(into[done:]) or size
-    return time.perf_counter() - began
+@dataclass
+class Results:
+    """Starts by model, cache and program; seconds of reading by model and cache; what could not be measured."""
+
+    starts: dict[tuple[str, str], dict[str, list[Started]]] = field(default_factory=dict)
+    reading: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    left: list[float] = field(default_factory=list)  # parts of models that were in the cache when it should be cold
+    missing: dict[str, str] = field(default_factory=dict)
 
 
-def ours(model: Path, threads: int, folder: Path) -> Phases:
-    """One start of the launcher until the first token came."""
-    log = folder / "launcher.log"
-    command = [sys.executable, "-m", "textgen.launcher", "--model-id", str(model), "--port", "0", "--dtype", "bfloat16",
-               "--threads", str(threads), "--max-total-tokens", "512"]  # fmt: skip
-    began = time.time()
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        found = None
-        while found is None:
-            if process.poll() is not None or time.time() - began > SECONDS:
-                sys.exit(f"error: the launcher did not start:\n{log.read_text()}")
-            time.sleep(0.01)
-            found = _READY.search(log.read_text(errors="replace"))
-        ready = time.time()
-        body = json.dumps({"inputs": "a b c", "parameters": {"max_new_tokens": 1}}).encode()
-        request = urllib.request.Request(f"{found[1]}/generate", body, {"content-type": "application/json"})
-        urllib.request.urlopen(request, timeout=SECONDS).read()
-        phases = {name.strip(" ,"): float(seconds) for name, seconds in _PHASE.findall(found[2])}
-        phases |= {"ready": ready - began, "first token": time.time() - ready, "peak": _peak_of_shard(process.pid)}
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    return phases
+def measure(
+    results: Results, name: str, models: Models, programs: Sequence[Program], threads: int, rounds: int, log: Path
+) -> None:
+    """All programs in turns. Each starts once before, so that what it keeps from start to start is there."""
+    weights = models.folder / "model.safetensors"
+    results.sizes[name] = weights.stat().st_size
+    for number in range(rounds + 1):
+        for program in programs:
+            if f"{program.name}, {name}" in results.missing:
+                continue
+            for cache in (COLD, WARM) if number else (WARM,):
+                if cache == COLD:
+                    forget([*program.roots, program.weights(models)])
+                    results.left.append(resident(program.weights(models)))
+                try:
+                    started = program.start(models, threads, log)
+                except NotStarted as error:
+                    results.missing[f"{program.name}, {name}"] = str(error)
+                    break
+                if number:
+                    results.starts.setdefault((name, cache), {}).setdefault(program.name, []).append(started)
+                told = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in started.phases.items())
+                print(
+                    f"{name}, {cache}, {program.name}: ready {started.ready:.2f} s, first token {started.first:.2f} s"
+                    f"{'' if number else ' (not counted)'} {told}",
+                    flush=True,
+                )
+        if number:
+            for cache in (COLD, WARM):
+                if cache == COLD:
+                    forget([weights])
+                results.reading.setdefault((name, cache), []).append(read_at_full_speed(weights))
 
 
-def _peak_of_shard(launcher: int) -> float:
-    """MiB that the shard had at most, the mapped file included."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    peaks = [re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{child}/status").read_text()) for child in children]
-    return max((int(peak[1]) / 1024 for peak in peaks if peak), default=0.0)
+def rows(results: Results, versions: dict[str, str]) -> list[Row]:
+    """What is told of the starts: medians."""
+    found = []
+    for (name, cache), programs in results.starts.items():
+        ours = programs.get("textgen")
+        if not ours:
+            continue
+        case = f"{name}, {cache}"
+        bars = {FIRST: "ours < 4", OURS: "ours < 1"} if (name, cache) == (SMALL, WARM) else {}
+        first = median(each.first for each in ours)
+        found.append(Row(case, FIRST, "s", first, bar=bars.get(FIRST)))
+        rest = median(each.first - each.phases.get("import", 0.0) for each in ours)
+        found.append(Row(case, OURS, "s", rest, bar=bars.get(OURS)))
+        found += _beside_peers(case, programs, versions)
+        if name == LARGE:
+            reading = median(results.reading[name, cache])
+            placed = median(each.phases.get("read", 0.0) + each.phases.get("place", 0.0) for each in ours)
+            for metric, seconds in ((FIRST, first), ("weights in place", placed)):
+                found.append(Row(case, metric, "s", seconds, "reading the file", None, reading, "ratio < 2"))
+        for phase in ours[0].phases:
+            found.append(Row(case, phase, "s", median(each.phases.get(phase, 0.0) for each in ours)))
+    return found
 
 
-def peer(name: str, model: Path, threads: int) -> Phases:
-    """One start of another program until the first token came."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", _BEFORE + _PEERS[name] + _AFTER, str(model), str(time.time())]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=SECONDS)
-    if done.returncode:
-        sys.exit(f"error: {name} did not start:\n{done.stderr.decode(errors='replace')}")
-    phases: Phases = json.loads(done.stdout.splitlines()[-1])
-    return phases | {"ready": phases["import"] + phases["load"]}
+def _beside_peers(case: str, programs: dict[str, list[Started]], versions: dict[str, str]) -> list[Row]:
+    metrics = ((FIRST, "s", "first"), ("ready", "s", "ready"), ("memory at most, mapped files included", "MiB", "peak"))
+    found = []
+    for peer, starts in programs.items():
+        if peer == "textgen":
+            continue
+        for metric, unit, value in metrics:
+            ours, theirs = (median(getattr(each, value) for each in runs) for runs in (programs["textgen"], starts))
+            bar = "ratio <= 1" if metric == FIRST and peer in BARRED else None
+            found.append(Row(case, metric, unit, ours, peer, versions[peer], theirs, bar))
+    return found
 
 
-def rows(runs: dict[str, list[Phases]], full: list[float], versions: dict[str, str], size: int) -> list[Row]:
-    """What is told of the runs: medians."""
+def notes(results: Results, threads: int, rounds: int, load: float) -> list[str]:
+    told = [
+        f"Load average {load:.1f} when it began. Medians of {rounds} rounds; {threads} threads each.",
+        "Cold: the files that a start reads, libraries and model, are out of the system's cache. Of the models "
+        f"{max(results.left, default=0):.0%} was left at most.",
+    ]
+    for (name, cache), seconds in results.reading.items():
+        size = results.sizes[name] / 1e9
+        told.append(f"Reading the file of {name} ({size:.2f} GB), {cache}: {median(seconds):.2f} s.")
+    return told + [f"Not measured: {what}: {why}" for what, why in results.missing.items()]
 
-    def middle(name: str, phase: str) -> float:
-        return median(run.get(phase, 0.0) for run in runs[name])
 
-    case, found = f"{size / 1e9:.1f} GB in bfloat16", []
-    for name in runs:
-        if name != "textgen":
-            for metric, bar in (("ready", "ratio <= 1" if name == "transformers" else None), ("first token", None)):
-                found.append(
-                    Row(case, f"{metric}, after the start" if metric == "ready" else f"{metric}, after that", "s",
-                        middle("textgen", metric), name, versions[name], middle(name, metric), bar)
-                )  # fmt: skip
-            found.append(Row(case, "memory at most, mapped file included", "MiB", middle("textgen", "peak"), name,
-                             versions[name], middle(name, "peak")))  # fmt: skip
-    load = middle("textgen", "shard load")
-    found.append(Row(case, "weights in place", "GB/s", size / 1e9 / load, "reading the file", None,
-                     size / 1e9 / median(full), "ratio >= 0.8"))  # fmt: skip
-    done = {"ready", "first token", "peak"}
-    found += [Row(case, phase, "s", middle("textgen", phase)) for phase in runs["textgen"][0] if phase not in done]
+def _programs(wanted: Sequence[str], folder: Path, results: Results, versions: dict[str, str]) -> list[Program]:
+    """Those that can be started, ours first; environments of peers are made first where they are not."""
+    makers: dict[str, Callable[[Path], Program]] = {
+        "llama.cpp": LlamaServer,
+        "vllm": lambda python: Vllm(python, folder / "vllm" / "cache"),
+        "transformers": lambda _: Transformers(),
+    }
+    found: list[Program] = [Textgen()]
+    for peer in PEERS:
+        if peer.name not in makers or peer.name not in wanted:
+            continue
+        print(f"{peer.name}: its environment", flush=True)
+        try:
+            python = prepare(peer, folder)
+            program = makers[peer.name](python)
+            versions[program.name] = version_of(peer, python)
+            found.append(program)
+        except PeerMissing as error:
+            results.missing[peer.name] = str(error)
     return found
 
 
@@ -150,38 +154,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--layers", type=int, default=16, help="fewer make a smaller model")
+    parser.add_argument("--models", default=f"{SMALL},{LARGE}")
+    parser.add_argument("--peers", default="llama.cpp,vllm,transformers", help="fewer, or none: ''")
+    parser.add_argument("--layers", type=int, default=16, help="fewer make the large model smaller")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the peers' environments and the models")
     parser.add_argument("--no-report", action="store_true", help="print only")
     given = parser.parse_args()
-    versions = {"textgen": __version__, "transformers": importlib.metadata.version("transformers")}
-    notes = [f"Load average {os.getloadavg()[0]:.1f} when it began.", f"Medians of {given.rounds} rounds; "
-             f"{given.threads} threads each; the file is in the system's cache."]  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="bench-startup-") as scratch:
-        folder = Path(scratch)
-        model = write(folder / "model", num_hidden_layers=given.layers)
-        models = {"transformers": model}
-        if importlib.util.find_spec("llama_cpp") is not None:
-            versions["llama.cpp"] = f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
-            models["llama.cpp"] = write_gguf(model, folder / "model.gguf")
-        else:
-            notes.append("llama-cpp-python is not installed, so llama.cpp was not measured.")
-        weights = model / "model.safetensors"
-        full, runs = [], {name: list[Phases]() for name in ("textgen", *models)}
-        read_at_full_speed(weights)  # into the cache
-        for _ in range(given.rounds):
-            full.append(read_at_full_speed(weights))
-            runs["textgen"].append(ours(model, given.threads, folder))
-            for name, path in models.items():
-                runs[name].append(peer(name, path, given.threads))
-        found = rows(runs, full, versions, weights.stat().st_size)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
+    folder: Path = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    results, versions, load = Results(), {"textgen": __version__}, os.getloadavg()[0]
+    programs = _programs(given.peers.split(","), folder, results, versions)
+    # Not in /tmp, which may be memory: from there nothing can be let go.
+    with tempfile.TemporaryDirectory(prefix="startup-", dir=folder) as scratch:
+        for name in given.models.split(","):
+            at = Path(scratch) / name.replace(" ", "-")
+            source = BUILT_IN if name == SMALL else write(at / "model", num_hidden_layers=given.layers)
+            at.mkdir(exist_ok=True)
+            models = Models(source, write_gguf(source, at / "model.gguf"))
+            measure(results, name, models, programs, given.threads, given.rounds, at / "log")
+    found = rows(results, versions)
     for row in found:
         theirs = "" if row.theirs is None else f"  {row.peer} {row.theirs:.4g}  ratio {row.ratio:.2f}"
-        print(f"{row.case:22} {row.metric:40} {row.ours:9.4g} {row.unit}{theirs}  {row.bar or ''} {row.holds}")
+        print(f"{row.case:30} {row.metric:40} {row.ours:9.4g} {row.unit}{theirs}  {row.bar or ''} {row.holds}")
+    told = notes(results, given.threads, given.rounds, load)
+    print("\n".join(told))
     if given.no_report:
         return
     arguments = " ".join(sys.argv[1:])
     command = "make bench-startup" + (f' ARGS="{arguments}"' if arguments else "")
-    Report("startup", command, versions, found, notes=notes).save()
+    Report("startup", command, versions, found, notes=told).save()
 
 
 if __name__ == "__main__":

@@ -61,6 +61,9 @@ class Router:
     def in_flight(self) -> int:
         """Sequences accepted and not yet answered to the last byte."""
 
+    def ready(self, total: float, parts: list[tuple[str, float]]) -> None:
+        """Says in the metrics how many seconds the start took in all, and each of its parts."""
+
     def drain(self, timeout: float) -> bool:
         """Refuses new requests and waits for the running ones, up to `timeout` seconds. True when all have ended."""
 

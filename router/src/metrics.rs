@@ -1,9 +1,11 @@
 //! Prometheus metrics under TGI's names, and ours beside them. The recorder is owned, not global: a process may hold
 //! several servers, and a test sees only its own numbers.
 
+mod absent;
 mod async_tools;
 mod engine;
 mod http;
+mod lifecycle;
 pub mod observer;
 mod request;
 mod tokens;
@@ -18,6 +20,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 pub use self::async_tools::{AsyncToolMetrics, ResultFate};
 pub use self::engine::{EngineMetrics, Method, SchedulerView, StepTimes};
 pub use self::http::HttpMetrics;
+pub use self::lifecycle::LifecycleMetrics;
 pub use self::request::{Call, FailureKind, FirstTokenPart, RefusalCause, RequestMetrics};
 pub use self::tokens::{KeyTokens, NO_KEY, TokenMetrics};
 pub use self::traces::TraceMetrics;
@@ -36,6 +39,8 @@ pub struct Metrics {
     pub async_tools: AsyncToolMetrics,
     /// Tokens by the key that they were asked with.
     pub tokens: TokenMetrics,
+    /// The server from its start to its end.
+    pub lifecycle: LifecycleMetrics,
     /// Spans on their way to a collector.
     pub traces: TraceMetrics,
     handle: PrometheusHandle,
@@ -59,12 +64,14 @@ impl Metrics {
         }
         let recorder = Arc::new(builder.build_recorder());
         let registrar = Registrar { recorder: &recorder };
+        absent::register(&registrar);
         Ok(Self {
             requests: Arc::new(RequestMetrics::register(&registrar)),
             engine: EngineMetrics::register(&registrar),
             http: HttpMetrics::register(Arc::clone(&recorder)),
             async_tools: AsyncToolMetrics::register(&registrar),
             tokens: TokenMetrics::register(Arc::clone(&recorder)),
+            lifecycle: LifecycleMetrics::register(&registrar, Arc::clone(&recorder)),
             traces: TraceMetrics::register(&registrar),
             handle: recorder.handle(),
         })
@@ -90,8 +97,12 @@ fn histogram_buckets(settings: &Settings) -> Vec<(&'static str, Vec<f64>)> {
     let linear = |limit: usize| -> Vec<f64> { (1..=100).map(|part| limit as f64 / 100.0 * f64::from(part)).collect() };
     let sizes: Vec<f64> = (1..=1024).map(f64::from).collect();
 
-    let mut table: Vec<_> =
-        request::SECONDS.iter().chain(&engine::SECONDS).map(|name| (*name, seconds.clone())).collect();
+    let mut table: Vec<_> = request::SECONDS
+        .iter()
+        .chain(&engine::SECONDS)
+        .chain(&absent::SECONDS)
+        .map(|name| (*name, seconds.clone()))
+        .collect();
     table.push((request::INPUT_LENGTH, linear(settings.max_input_tokens)));
     table.push((request::GENERATED_TOKENS, linear(settings.max_total_tokens)));
     table.push((request::MAX_NEW_TOKENS, linear(settings.max_total_tokens)));

@@ -107,6 +107,10 @@ impl Router {
         self.server.in_flight()
     }
 
+    fn ready(&self, total: f64, parts: Vec<(String, f64)>) {
+        self.server.ready(total, &parts);
+    }
+
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = seconds(timeout)?;
         Ok(py.detach(|| self.server.drain(timeout)))

@@ -175,7 +175,13 @@ impl Server {
     /// Sequences accepted and not yet answered to the last byte.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.permits().saturating_sub(self.state.permits.available_permits())
+        // Not by the permits: a drain takes those that are free.
+        self.state.gate.present()
+    }
+
+    /// The owner says that the server serves, so many seconds after the process began, and where the time went.
+    pub fn ready(&self, seconds: f64, parts: &[(String, f64)]) {
+        self.state.metrics.lifecycle.ready(seconds, parts);
     }
 
     fn permits(&self) -> usize {

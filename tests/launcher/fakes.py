@@ -55,6 +55,7 @@ class FakeRouter:
         self.draining = threading.Event()
         self.memory_sizes: list[int] = []
         self.given_up = threading.Event()
+        self.took: tuple[float, dict[str, float]] | None = None
         self._link: socket.socket | None = None
 
     def attach_shard(self, socket_fd: int, memory_fd: int, ops_socket: str) -> None:
@@ -91,6 +92,9 @@ class FakeRouter:
 
     def in_flight(self) -> int:
         return self.requests
+
+    def ready(self, total: float, parts: list[tuple[str, float]]) -> None:
+        self.took = total, dict(parts)
 
     def drain(self, timeout: float) -> bool:
         self.draining.set()

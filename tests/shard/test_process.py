@@ -41,7 +41,7 @@ def test_hello_says_what_runs(shard: RunningShard) -> None:
     assert (hello.kv.num_pages, hello.kv.block_size, hello.kv.groups) == (64, 4, [None])
     assert hello.kv.bytes_per_page == 2 * 3 * 4 * 2 * 16 * 4  # K and V, layers, block, kv heads, head size, float32
     assert (hello.limits.max_slots, hello.limits.max_batch_tokens, hello.limits.max_top_n) == (8, 64, 20)
-    assert [phase.name for phase in hello.phases] == ["import", "load", "warm-up"]
+    assert [phase.name for phase in hello.phases] == ["import", "read", "place", "warm-up"]
     region, masks = hello.regions
     assert (region.name, region.offset) == ("logprobs", 0)
     assert region.length >= 4 * (4 * 64 + 8 * 8 * 20)

@@ -54,7 +54,7 @@ def _serve(settings: Settings, log: Log, phases: Phases) -> int:
     changed = differing(settings)
     log.debug("settings that differ from their defaults", **changed)
     model = find_model(settings, log)
-    phases.end("model")
+    phases.end("resolve")
     plan = make_plan(settings, model, inspect(device=settings.device))
     report_plan(log, plan)
     phases.end("plan")
@@ -65,7 +65,7 @@ def _serve(settings: Settings, log: Log, phases: Phases) -> int:
         return made
 
     def ready(router: Router, hello: str) -> None:
-        report_ready(log, plan, router.address, hello, phases)
+        report_ready(log, plan, router, hello, phases)
         notify(current_environment(), READY="1", STATUS=f"serves {plan.model.name} on {router.address}")
 
     with SocketFolder() as folder:

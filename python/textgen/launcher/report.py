@@ -13,6 +13,7 @@ import msgspec
 from textgen import __version__
 from textgen.launcher.log import Log
 from textgen.launcher.plan import Plan
+from textgen.launcher.router import Router
 
 
 class _Hello(msgspec.Struct):
@@ -74,13 +75,15 @@ def report_plan(log: Log, plan: Plan) -> None:
     log.block(["memory plan:", *plan.memory.table])
 
 
-def report_ready(log: Log, plan: Plan, address: str | None, hello: str, phases: Phases) -> None:
+def report_ready(log: Log, plan: Plan, router: Router, hello: str, phases: Phases) -> None:
     """The server answers from now on. `Connected` is the word that TGI's tools wait for."""
-    steps = [*phases.done, *((f"shard {name}", seconds) for name, seconds in _shard_phases(hello))]
+    address, total = router.address, phases.total
+    steps = [*phases.done, *_shard_phases(hello)]
+    router.ready(total, steps)
     log.info("Connected")
     scheme = "http" if plan.settings.tls_cert is None else "https"
     where = f" on {scheme}://{address}" if address else ""
-    log.info(f"ready{where} after {phases.total:.1f} s ({_list(steps)})")
+    log.info(f"ready{where} after {total:.1f} s ({_list(steps)})")
     if address:
         log.block(["", *curl(plan.model.name, address, scheme), ""])
 

@@ -41,6 +41,10 @@ class Router(Protocol):
         """Requests accepted and not yet answered."""
         ...
 
+    def ready(self, total: float, parts: list[tuple[str, float]]) -> None:
+        """Show in the metrics how many seconds the start took, and each of its parts."""
+        ...
+
     def drain(self, timeout: float) -> bool:
         """Refuse new requests and wait for the running ones; True when all ended."""
         ...

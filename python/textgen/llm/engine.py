@@ -44,7 +44,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         try:
             model = find_model(settings, self._log)
-            phases.end("model")
+            phases.end("resolve")
             self.plan = make_plan(settings, model, inspect(device=settings.device))
             report_plan(self._log, self.plan)
             phases.end("plan")
@@ -61,8 +61,8 @@ class Engine:
             phases.end("router")
             return self._router
 
-        def ready(_: Router, hello: str) -> None:
-            report_ready(self._log, self.plan, None, hello, phases)
+        def ready(router: Router, hello: str) -> None:
+            report_ready(self._log, self.plan, router, hello, phases)
             self._ready.set()
 
         def supervise() -> None:

@@ -51,14 +51,22 @@ class Phases:
         self.done: list[Phase] = []
 
     def add(self, name: str, seconds: float) -> None:
+        """What there is twice is one phase."""
+        seconds += sum(phase.seconds for phase in self.done if phase.name == name)
+        self.done = [phase for phase in self.done if phase.name != name]
         self.done.append(Phase(name, round(seconds, 3)))
         log.info("%s: %.2f s", name, seconds)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        """A phase within has its time alone."""
+        started, others = time.perf_counter(), self._total
         yield
-        self.add(name, time.perf_counter() - started)
+        self.add(name, time.perf_counter() - started - (self._total - others))
+
+    @property
+    def _total(self) -> float:
+        return sum(phase.seconds for phase in self.done)
 
 
 def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: str, import_seconds: float) -> None:
@@ -66,8 +74,8 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
     phases = Phases()
     phases.add("import", import_seconds)
     use_threads(settings.threads)
-    with phases.timed("load"), _memory_refusals(settings):
-        runner = build_runner(settings, memory_fd)
+    with phases.timed("place"), _memory_refusals(settings):
+        runner = build_runner(settings, memory_fd, phases)
     inbox, metrics = Inbox(), Metrics(runner.slots, runner.bounds.num_pages)
     executor = Executor(runner, inbox, FrameWriter(link), metrics, settings.stuck_after)
 
@@ -104,8 +112,12 @@ def _cache(settings: ShardSettings, folder: Path) -> WeightsCache | None:
     return WeightsCache(Path(settings.weights_cache), name)
 
 
-def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
-    """Model, cache, seats and shared memory as the settings size them. Raises `ModelError` and `ShardError`."""
+def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None = None) -> Runner:
+    """Model, cache, seats and shared memory as the settings size them. Raises `ModelError` and `ShardError`.
+
+    phases: gets `read`, the checkpoint's part. Where files are mapped their bytes come when they are placed.
+    """
+    times = phases or Phases()
     dtype, device, accelerator, ops = DTYPES[settings.dtype], torch.device("cpu"), None, select_ops()
     if settings.device == "cuda":
         accelerator, ops = open_accelerator(settings, dtype)
@@ -118,7 +130,8 @@ def build_runner(settings: ShardSettings, memory_fd: int) -> Runner:
         form = CachedFormat(form or DenseFormat(), kept)
 
     def load(form: WeightFormat | None = form) -> Model:
-        return load_model(folder, dtype, device, parallel, ops, settings.max_context, trust, form)
+        with times.timed("read"):
+            return load_model(folder, dtype, device, parallel, ops, settings.max_context, trust, form)
 
     model = load() if settings.plan == "off" or settings.device != "cpu" else load_planned(load, *_plan(settings))
     if isinstance(form, BlockFormat | CachedFormat) and isinstance(model, Decoder):

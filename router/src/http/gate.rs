@@ -126,6 +126,12 @@ impl Gate {
         house.refuse_sequences(RefusalCause::Concurrency, queued.max(sequences))
     }
 
+    /// Sequences in the house: taken, and not yet answered to the last byte.
+    #[must_use]
+    pub fn present(&self) -> usize {
+        self.lock().all.sequences
+    }
+
     /// A sequence ended by itself.
     pub fn finished(&self, generated: u32, allowed: u32) {
         self.lock().expected.learn(generated, allowed);

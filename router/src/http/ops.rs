@@ -150,6 +150,7 @@ pub async fn info(State(state): State<AppState>) -> Json<Info> {
     (status = 200, description = "Metrics", body = String, content_type = "text/plain; version=0.0.4"),
 ))]
 pub async fn metrics(State(state): State<AppState>) -> Response {
+    state.metrics.lifecycle.set_in_flight(state.gate.present());
     let mut page = state.metrics.render();
     if let Some(shard) = state.shard_ops.metrics().await {
         page.push_str(&shard);

@@ -12,6 +12,8 @@ use crate::traces::{Stage, Trace};
 pub(super) const INPUT_LENGTH: &str = "tgi_request_input_length";
 pub(super) const GENERATED_TOKENS: &str = "tgi_request_generated_tokens";
 pub(super) const MAX_NEW_TOKENS: &str = "tgi_request_max_new_tokens";
+/// A summary, as TGI has it: without buckets.
+const SKIPPED_TOKENS: &str = "tgi_request_skipped_tokens";
 const DURATION: &str = "tgi_request_duration";
 const VALIDATION: &str = "tgi_request_validation_duration";
 const QUEUE: &str = "tgi_request_queue_duration";
@@ -162,6 +164,7 @@ pub struct RequestMetrics {
     input_length: Histogram,
     generated_tokens: Histogram,
     max_new_tokens: Histogram,
+    skipped_tokens: Histogram,
     first_token: Histogram,
     first_token_parts: [Histogram; 4],
     inter_token: Histogram,
@@ -193,6 +196,7 @@ impl RequestMetrics {
             input_length: to.histogram(INPUT_LENGTH, "Tokens of a prompt."),
             generated_tokens: to.histogram(GENERATED_TOKENS, "Tokens generated for a sequence."),
             max_new_tokens: to.histogram(MAX_NEW_TOKENS, "Tokens a sequence was allowed to generate."),
+            skipped_tokens: to.histogram(SKIPPED_TOKENS, "Tokens of a sequence that were speculated: none, yet."),
             first_token: to.histogram(FIRST_TOKEN, "Time from the call to its sequence's first token, in seconds."),
             first_token_parts: FirstTokenPart::ALL.map(part),
             inter_token: to.histogram(INTER_TOKEN, "Time between two tokens of a sequence, in seconds."),
@@ -336,6 +340,7 @@ impl Call {
     pub fn sequence_finished(&self, inference: Duration, generated_tokens: u32) {
         self.metrics.inference.record(inference);
         self.metrics.generated_tokens.record(generated_tokens);
+        self.metrics.skipped_tokens.record(0.0);
         if generated_tokens > 0 {
             self.metrics.mean_time_per_token.record(inference / generated_tokens);
         }

@@ -42,6 +42,8 @@ async fn a_successful_call_counts_once() {
             ("tgi_request_input_length_sum", 3.0),
             ("tgi_request_generated_tokens_sum", 6.0),
             ("tgi_request_max_new_tokens_sum", 50.0),
+            ("tgi_request_skipped_tokens_count", 1.0),
+            ("tgi_request_skipped_tokens_sum", 0.0),
             ("textgen_time_to_first_token_seconds_count", 1.0),
             ("textgen_inter_token_seconds_count", 5.0),
             ("textgen_time_to_first_token_part_seconds_count{part=\"tokenize\"}", 1.0),
@@ -54,6 +56,50 @@ async fn a_successful_call_counts_once() {
             ("textgen_http_requests_total{route=\"/generate\",status=\"200\"}", 1.0),
         ])
         .await;
+}
+
+#[tokio::test]
+async fn what_tgi_does_and_we_do_not_is_shown_as_none() {
+    let server = Server::new();
+    for reason in ["backpressure", "wait_exceeded", "chunking"] {
+        server.expect(&[(&format!("tgi_batch_concat{{reason=\"{reason}\"}}"), 0.0)]).await;
+    }
+    server
+        .expect(&[
+            ("tgi_batch_concat_duration_count{method=\"decode\"}", 0.0),
+            ("tgi_batch_filter_duration_bucket{method=\"prefill\",le=\"+Inf\"}", 0.0),
+            ("tgi_batch_filter_duration_bucket{method=\"decode\",le=\"+Inf\"}", 0.0),
+        ])
+        .await;
+}
+
+#[tokio::test]
+async fn a_start_says_where_its_time_went() {
+    let server = Server::new();
+    server.expect(&[("textgen_time_to_ready_seconds", 0.0)]).await;
+    server.state.metrics.lifecycle.ready(2.5, &[("import".to_owned(), 1.5), ("read".to_owned(), 0.25)]);
+    server
+        .expect(&[
+            ("textgen_time_to_ready_seconds", 2.5),
+            ("textgen_time_to_ready_part_seconds{part=\"import\"}", 1.5),
+            ("textgen_time_to_ready_part_seconds{part=\"read\"}", 0.25),
+        ])
+        .await;
+}
+
+#[tokio::test]
+async fn what_is_taken_is_in_flight_until_it_is_answered() {
+    let mut server = Server::new();
+    server.expect(&[("textgen_sequences_in_flight", 0.0)]).await;
+    let body = json!({"prompt": ["a", "b"]});
+    let call = tokio::spawn(server.app.clone().oneshot(json_request("/v1/completions", &body)));
+    let submissions = [server.submitted().await, server.submitted().await];
+    // A drain changes nothing about what it waits for.
+    server.status.send_replace(textgen_router::shard::handle::EngineStatus::Draining);
+    server.expect(&[("textgen_sequences_in_flight", 2.0)]).await;
+    drop(submissions);
+    drop(call.await.unwrap().unwrap());
+    server.expect(&[("textgen_sequences_in_flight", 0.0)]).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,23 @@
+"""What the system says of processes that are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def family(process: int) -> list[int]:
+    """A process and those that come from it."""
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [process, *(each for child in children for each in family(int(child)))]
+
+
+def peak(process: int) -> float:
+    """MiB that it had in memory at most, mapped files included; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
