@@ -4,9 +4,20 @@ or of the server, and wants to be mended. More than a few are not luck, and fail
 
 from __future__ import annotations
 
+import faulthandler
+
 import pytest
 
 RERUNS = 3  # tests of one run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that may take longer than any that hangs (`faulthandler_timeout`) is ended by its own timeout alone."""
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getoption("timeout", None) or 0)
+    if seconds > float(item.config.getini("faulthandler_timeout")):
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(trylast=True)

@@ -39,6 +39,22 @@ def test_systemd_takes_the_unit(unit: str, tmp_path: Path) -> None:
     assert (done.returncode, ours) == (0, [])
 
 
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None
+    or "--offline" not in subprocess.run(["systemd-analyze", "--help"], capture_output=True, text=True).stdout,
+    reason="there is no systemd-analyze that judges a file",
+)
+def test_the_unit_gives_up_what_it_can(unit: str, tmp_path: Path) -> None:
+    """On systemd's scale from 0 to 10, what is below 2 is well closed."""
+    path = tmp_path / "textgen@3001.service"
+    path.write_text(re.sub(r"(?<=^ExecStart=)\S+", "/bin/true", unit, flags=re.MULTILINE))
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--no-pager", "--offline=yes", "--threshold=20", path],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+
+
 def test_the_unit_waits_for_a_drain_and_does_not_repeat_what_cannot_work(unit: str) -> None:
     found = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"[A-Z]\w+=", line))
     assert int(found["TimeoutStopSec"]) > Settings().graceful_termination_timeout + Settings().shard_termination_timeout
