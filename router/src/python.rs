@@ -108,7 +108,7 @@ impl Router {
     }
 
     fn ready(&self, total: f64, parts: Vec<(String, f64)>) {
-        self.server.ready(total, &parts);
+        self.server.ready(total, parts);
     }
 
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {

@@ -180,7 +180,7 @@ impl Server {
     }
 
     /// The owner says that the server serves, so many seconds after the process began, and where the time went.
-    pub fn ready(&self, seconds: f64, parts: &[(String, f64)]) {
+    pub fn ready(&self, seconds: f64, parts: Vec<(String, f64)>) {
         self.state.metrics.lifecycle.ready(seconds, parts);
     }
 

@@ -40,11 +40,11 @@ impl LifecycleMetrics {
     }
 
     /// The server serves, so many seconds after its process began; `parts` are names of the launcher's own.
-    pub fn ready(&self, seconds: f64, parts: &[(String, f64)]) {
+    pub fn ready(&self, seconds: f64, parts: Vec<(String, f64)>) {
         self.ready.set(seconds);
         for (part, seconds) in parts {
-            let key = Key::from_parts(READY_PART, vec![Label::new("part", part.clone())]);
-            self.recorder.register_gauge(&key, &METADATA).set(*seconds);
+            let key = Key::from_parts(READY_PART, vec![Label::new("part", part)]);
+            self.recorder.register_gauge(&key, &METADATA).set(seconds);
         }
     }
 

@@ -77,7 +77,7 @@ async fn what_tgi_does_and_we_do_not_is_shown_as_none() {
 async fn a_start_says_where_its_time_went() {
     let server = Server::new();
     server.expect(&[("textgen_time_to_ready_seconds", 0.0)]).await;
-    server.state.metrics.lifecycle.ready(2.5, &[("import".to_owned(), 1.5), ("read".to_owned(), 0.25)]);
+    server.state.metrics.lifecycle.ready(2.5, vec![("import".to_owned(), 1.5), ("read".to_owned(), 0.25)]);
     server
         .expect(&[
             ("textgen_time_to_ready_seconds", 2.5),
