@@ -281,9 +281,9 @@ def _(request: pytest.FixtureRequest, cloud: Cloud) -> None:
         assert [name in warning for warning in ignored_variables({name: "2"})] == [True]
 
 
-@row(HF, "`CUDA_GRAPHS`, `SHARDED`, `USAGE_STATS` and others without a meaning here")
+@row(HF, "`SHARDED`, `USAGE_STATS` and others without a meaning here")
 def _(request: pytest.FixtureRequest, cloud: Cloud) -> None:
-    for name in ("CUDA_GRAPHS", "SHARDED", "USAGE_STATS", "MASTER_PORT", "PROMETHEUS_PORT"):
+    for name in ("SHARDED", "USAGE_STATS", "MASTER_PORT", "PROMETHEUS_PORT"):
         assert cloud.settings(**{name: "0"}) == cloud.settings()
         assert ignored_variables({name: "0"}) == []
 

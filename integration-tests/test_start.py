@@ -192,7 +192,8 @@ def test_info(built_in: Launcher) -> None:
 
 def test_models(built_in: Launcher) -> None:
     listed = send(built_in.url, "GET", "/v1/models").json()
-    card = {"id": "textgen-demo", "object": "model", "created": 0, "owned_by": "textgen-demo"}
+    longest = send(built_in.url, "GET", "/info").json()["max_total_tokens"]
+    card = {"id": "textgen-demo", "object": "model", "created": 0, "owned_by": "textgen-demo", "max_model_len": longest}
     assert listed == {"object": "list", "data": [card]}
 
 
