@@ -72,6 +72,12 @@ def play(sequences: Sequences, script: list[tuple[str, int, list[int], float]]) 
     return said
 
 
+def tokens_of(runner: Runner, segment: Segment, number: int) -> list[object]:
+    """What a step of one segment says but for its log-probability, which is another path's to some digits."""
+    frames = runner.step(step(number, [segment]), time.monotonic_ns()).frames
+    return [(frame.step, frame.tokens) if isinstance(frame, Done) else frame for frame in frames]
+
+
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the steps that are run as the one before."""
     runs: list[int] = []
@@ -168,6 +174,21 @@ def test_sequences_begin_blocks_on_the_way(steady_one: tuple[Sequences, list[int
     (failed,) = sequences.step()[:1]
     assert isinstance(failed, Failed) and "behind the blocks" in failed.message
     assert len(runs) == 40
+
+
+def test_blocks_that_come_early_wait_for_their_turn(make_runner: RunnerMaker) -> None:
+    def answered(plan: str) -> list[object]:
+        runner = make_runner(plan=plan)
+        for stored in (stored for place in runner.cache.places for stored in place.stored):
+            stored.fill_(float("nan"))  # what nobody has written is not to be read
+        assert runner.admit(admit(0, 5)) == []
+        said = tokens_of(runner, Segment(0, 0, [5, 6, 7, 8, 9], blocks=[0, 1, 2]), 1)
+        early = {2 * BLOCK: [3], 2 * BLOCK + 2: [4]}  # as if it were the position's, and in the middle of a block
+        for number, at in enumerate(range(5, 5 * BLOCK), start=2):
+            said += tokens_of(runner, Segment(0, at, last=True, blocks=early.get(at, [])), number)
+        return said
+
+    assert answered("auto") == answered("off")
 
 
 def test_a_page_that_is_none_is_refused(steady_one: tuple[Sequences, list[int]]) -> None:

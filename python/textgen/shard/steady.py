@@ -163,7 +163,8 @@ def continuation(step: Step, segments: Segments, slots: Slots, board: MaskBoard,
         return None
     within = slots.block_size - 1 - int((segments.start % slots.block_size).max())
     left = slots.max_context - int(segments.end.max())
-    if slots.groups > 1 or slots.span is not None:
+    ahead = slots.table_len[slot] > -(-segments.end // slots.block_size)
+    if slots.groups > 1 or slots.span is not None or ahead.any():  # what comes is not what the next position is in
         left = min(left, within)
     if left <= 0:
         return None
