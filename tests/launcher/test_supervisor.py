@@ -28,7 +28,7 @@ def nothing_left_behind() -> object:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what an earlier test left may have been collected meanwhile
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
