@@ -76,9 +76,8 @@ class Slots:
         self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=device)
         self.last_logits: dict[int, Tensor] = {}  # of a prompt cut in chunks, while its log-probabilities are asked for
         self._device = device
-        self._history: Tensor | None = (
-            None  # [max_slots + 1, max_context + 1] int32, made when somebody first asks for it
-        )
+        # [max_slots + 1, max_context + 1] int32, made when somebody first asks for it.
+        self._history: Tensor | None = None
 
     @property
     def failed(self) -> Mask:
