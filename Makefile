@@ -19,7 +19,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help serve build test test-rust test-python test-cpu-asan test-integration fuzz-api lint lint-rust lint-python format wheel \
+.PHONY: help serve build test test-rust lint-test-rust test-python test-cpu-asan test-integration fuzz-api lint lint-rust lint-python format wheel \
   demo-model docs-settings docs-models clean bench-cpu bench-router bench-report bench-scheduler bench-startup bench-structured \
   bench-offline gpu-check gpu-bench soak soak-restart image check-tools
 
@@ -31,12 +31,18 @@ serve: $(SERVE) $(BUILT) ## Serve a model: make serve [MODEL=folder or ORG/NAME]
 
 build: $(SERVE) $(BUILT) ## Make .venv and build the router into it
 
-test: $(TEST) $(BUILT) lint test-rust ## Build and run everything: linters, Rust, Python and integration tests
+test: $(TEST) $(BUILT) ## Build and run everything: linters, Rust, Python and integration tests
+	@$(MAKE) --jobs 2 lint-python lint-test-rust
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --reruns 1 --rerun-show-tracebacks
 
 # Everything below the router is the extension's own build; the router itself is sooner compiled and tested as it is.
 test-rust: $(TEST) ## Run the router's own tests
 	cargo test --release --quiet --workspace --config 'profile.release.package.textgen-router.opt-level=0'
+
+# One after the other: both want the same folder of cargo's. Beside them runs mypy, on one core.
+lint-test-rust: $(TEST)
+	@$(MAKE) lint-rust
+	@$(MAKE) test-rust
 
 test-python: $(TEST) $(BUILT) ## Run the Python tests: make test-python [ARGS="-k name"]
 	$(BIN)/python -m pytest tests $(ARGS)

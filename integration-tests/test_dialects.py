@@ -50,7 +50,7 @@ TOOLS: list[Any] = [
 ]
 
 
-class PenaltyOfTheLast(LogitsProcessor):
+class PenaltyOfTheLast(LogitsProcessor):  # type: ignore[misc]
     """Transformers' repetition penalty over so many of the last tokens."""
 
     def __init__(self, penalty: float, last: int) -> None:

@@ -262,7 +262,13 @@ def test_too_many_requests_are_told_to_come_back(start: Start, endless: Script) 
             assert launcher.status("/health") == 200
             for stream in taken[1:]:
                 stream.close()
-        until(lambda: launcher.metrics().value("textgen_sequences_running") == 1, "two clients are gone")
+            shard = launcher.shard()
+
+            def one_is_left() -> bool:
+                nudge(shard)
+                return launcher.metrics().value("textgen_sequences_running") == 1
+
+            until(one_is_left, "two clients are gone")
         assert api.generate("Go on", max_new_tokens=3).finish_reason == "length"
         taken[0].close()
     assert launcher.metrics().value("tgi_request_failure", err="overloaded") == 3

@@ -41,7 +41,7 @@ def logits_after(tokens: list[int], stop_tokens: list[int], stop_bias: float) ->
     ]
 
 
-class Toy(PreTrainedModel, GenerationMixin):
+class Toy(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A model without weights."""
 
     config_class = PretrainedConfig

@@ -37,7 +37,8 @@ def random_packed(rng: torch.Generator, *shape: int) -> tuple[torch.Tensor, torc
 
 def theirs(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """[count, in, out], as the model holds it."""
-    return convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    matrices: torch.Tensor = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    return matrices
 
 
 @pytest.fixture
