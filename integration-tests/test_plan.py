@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from statistics import median
@@ -34,6 +35,29 @@ def test_greedy_tokens_of_the_plan_are_those_of_transformers(tiny_folder: Path, 
             outputs = llm.generate(prompts, greedy, use_tqdm=False)
             for text, output, truth in zip(prompts, outputs, expected, strict=True):
                 must_match(output.outputs[0].token_ids, truth, text)
+
+
+def threads_of(pid: int) -> list[set[int]]:
+    """The processors that each thread of a process may use."""
+    return [os.sched_getaffinity(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")]
+
+
+@pytest.mark.parametrize("plan", ["auto", "off"])
+def test_threads_are_bound_to_processors(start: Start, plan: str) -> None:
+    """A plan's one each; those of torch all to the same ones."""
+    allowed = os.sched_getaffinity(0)
+    some = sorted(allowed)[-2:]
+    launcher = start(cpu_bind=",".join(map(str, some)), plan=plan).wait_ready()
+    api = Api(launcher.url)
+    assert api.generate("Once upon a time", max_new_tokens=5).text
+    api.close()
+    found = threads_of(launcher.shard())
+    if plan == "auto":
+        assert all({cpu} in found for cpu in some)
+    else:
+        assert set(some) in found
+    assert set.union(*found) == set(some)
+    assert threads_of(launcher.pid)[0] == allowed
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,16 @@ def test_version_1(root: Path) -> None:
 def test_two_threads_of_one_core_count_once(root: Path) -> None:
     for cpu in range(8):
         write(root, f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", f"{cpu % 4},{cpu % 4 + 4}")
-    assert inspect(root).cores == 4
+    found = inspect(root)
+    assert (found.cores, found.processors, found.allowed) == (4, (0, 1, 2, 3), tuple(range(8)))
+
+
+def test_processors_of_a_package_come_together(root: Path) -> None:
+    """As some machines of two packages count: in turns, and second threads after all first ones."""
+    for cpu in range(8):
+        write(root, f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", f"{cpu % 4},{cpu % 4 + 4}")
+        write(root, f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id", cpu % 2)
+    assert inspect(root).processors == (0, 2, 1, 3)
 
 
 @pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16"])

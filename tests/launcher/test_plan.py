@@ -30,7 +30,7 @@ GIB = 2**30
 
 def machine(gib: float = 8, **changes: Any) -> Hardware:
     values: dict[str, Any] = {"memory_limit": "the machine", "cores": 4, "bfloat16": False}
-    values |= {"kernels": True}
+    values |= {"kernels": True, "allowed": tuple(range(8)), "processors": (0, 1, 2, 3)}
     return Hardware(memory_available=int(gib * GIB), **(values | changes))
 
 
@@ -46,8 +46,44 @@ def plan(model: Model, hardware: Hardware | None = None, **settings: Any) -> Pla
 def test_defaults(model: Model) -> None:
     made = plan(model)
     assert (made.max_total_tokens, made.max_input_tokens) == (512, 511)
-    assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (2048, 128, "float32", 4)
+    assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (2048, 128, "bfloat16", 4)
     assert made.memory.num_blocks == 128 * 512 // 16
+
+
+@pytest.mark.parametrize(
+    "given, threads, cpus",
+    [
+        ({}, 4, ()),
+        ({"cpu_bind": "auto"}, 4, (0, 1, 2, 3)),
+        ({"cpu_bind": "auto", "threads": 2}, 2, (0, 1)),
+        ({"cpu_bind": (6, 4, 7)}, 3, (6, 4, 7)),
+        ({"cpu_bind": (6, 4, 7), "threads": 1}, 1, (6,)),
+    ],
+)
+def test_threads_are_bound_as_asked(
+    model: Model, given: dict[str, Any], threads: int, cpus: tuple[int, ...]
+) -> None:
+    made = plan(model, **given)
+    told = parse_settings(made.shard_settings())
+    assert (made.threads, made.cpus) == (told.threads, told.cpus) == (threads, cpus)
+
+
+def test_less_time_than_processors(model: Model) -> None:
+    made = plan(model, machine(cores=2), cpu_bind="auto")
+    assert (made.threads, made.cpus) == (2, (0, 1))
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"cpu_bind": "auto", "threads": 5}, "--threads 5 cannot be bound to 4 processors"),
+        ({"cpu_bind": (1, 2), "threads": 3}, "--threads 3 cannot be bound to 2 processors"),
+        ({"cpu_bind": (0, 9)}, "names processor 9, which this process may not use; it may use 0, 1, 2"),
+    ],
+)
+def test_threads_that_cannot_be_bound(model: Model, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(told)):
+        plan(model, **given)
 
 
 def test_a_step_has_room_for_the_input_of_an_encoder(model: Model) -> None:
@@ -74,15 +110,22 @@ def test_long_models_get_a_bound_that_a_setting_lifts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked", "native", "dtype"),
+    ("stored", "asked", "native", "planned", "by_torch"),
     [
-        ("BF16", "auto", False, "float32"), ("BF16", "auto", True, "bfloat16"), ("F16", "auto", True, "float32"),
-        ("F32", "auto", True, "float32"), ("BF16", "float16", False, "float16"),
+        ("BF16", "auto", False, "bfloat16", "float32"), ("BF16", "auto", True, "bfloat16", "bfloat16"),
+        ("F16", "auto", True, "float16", "float32"), ("F32", "auto", True, "float32", "float32"),
+        ("BF16", "float16", False, "float16", "float16"),
     ],
 )  # fmt: skip
-def test_data_types(stored: str, asked: str, native: bool, dtype: str, tmp_path: Path) -> None:
+def test_data_types(
+    stored: str, asked: str, native: bool, planned: str, by_torch: str, tmp_path: Path
+) -> None:
+    """Our own kernels multiply 16-bit numbers everywhere; torch needs instructions for them."""
     model = resolve(str(make_folder(tmp_path / "m", dtype=stored)))
-    assert plan(model, machine(bfloat16=native), dtype=asked).dtype == dtype
+    assert plan(model, machine(bfloat16=native), dtype=asked).dtype == planned
+    assert plan(model, machine(bfloat16=native), dtype=asked, plan="off").dtype == by_torch
+    assert plan(model, machine(bfloat16=native, kernels=False), dtype=asked).dtype == by_torch
+    assert plan(dataclasses.replace(model, fallback=True), machine(bfloat16=native), dtype=asked).dtype == by_torch
 
 
 def test_a_smaller_data_type_halves_the_cache(model: Model) -> None:

@@ -49,7 +49,7 @@ def test_every_setting_is_a_flag_and_a_variable(field: object) -> None:
         "max_total_tokens": "64", "prefix_caching": "false", "max_shard_failures": "2", "longest_prefix_first": "true",
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "disable_grammar_support": "true",
         "watermark_gamma": "0.25", "trust_remote_code": "true", "quantize": "int8", "plan": "off", "cpu_isa": "avx2",
-        "kv_cache_dtype": "int8", "attention": "native", "cuda_memory_fraction": "0.5", "cuda_graphs": "1,2",
+        "kv_cache_dtype": "int8", "cpu_bind": "1,0", "attention": "native", "cuda_memory_fraction": "0.5", "cuda_graphs": "1,2",
         "allow_unauthenticated": "true", "vertex_predict_route": "/p", "vertex_health_route": "/h",
         "otlp_protocol": "http/protobuf",
     }  # fmt: skip
@@ -105,6 +105,14 @@ def test_memory_amounts(text: str, value: int | Share) -> None:
     assert parse_settings(["--kv-memory", text], {}).kv_memory == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("none", "none"), ("auto", "auto"), ("5", (5,)), ("0-3, 8,6-7", (0, 1, 2, 3, 8, 6, 7))]
+)
+def test_processors(text: str, value: tuple[int, ...] | str) -> None:
+    assert parse_settings(["--cpu-bind", text], {}).cpu_bind == value
+    assert parse_settings([], {"CPU_BIND": text}).cpu_bind == value
+
+
 def test_log_levels_have_one_spelling() -> None:
     assert parse_settings([], {"LOG_LEVEL": "WARNING"}).log_level == "warn"
 
@@ -145,6 +153,9 @@ def test_log_levels_have_one_spelling() -> None:
         (["--attention", "native"], ["--attention native is for GPUs", "--device cuda"]),
         (["--attention", "paged"], ["auto, native, flash-attn, torch"]),
         (["--cuda-memory-fraction", "1.1"], ["--cuda-memory-fraction", "at most 1"]),
+        (["--cpu-bind", "0-x"], ["--cpu-bind", "none, auto, or processors such as 0-15,32"]),
+        (["--cpu-bind", "3-1"], ["--cpu-bind '3-1'"]),
+        (["--cpu-bind", "0-2,1"], ["--cpu-bind", "each processor once"]),
         (["--cuda-graphs", "1,x"], ["--cuda-graphs", "1,2,4,8"]),
         (["--cuda-graphs", "5000"], ["--cuda-graphs", "at most 4096"]),
         (["--max-input-tokens", "8", "--max-total-tokens", "8"], ["--max-input-tokens 8", "less than", "lower"]),

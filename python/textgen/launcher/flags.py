@@ -177,6 +177,21 @@ def batch_sizes(value: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def processors(value: str) -> tuple[int, ...] | str:
+    """`none`, `auto`, or numbers of processors and ranges of them: `0-15,32`, each once, in this order."""
+    if value in ("none", "auto"):
+        return value
+    numbers: list[int] = []
+    for part in value.replace(" ", "").split(","):
+        match = re.fullmatch("([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError("must be none, auto, or processors such as 0-15,32")
+        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("must name each processor once")
+    return tuple(numbers)
+
+
 def memory(value: str) -> int | Share:
     """`512MiB`, `4GB` or plain bytes; a number of at most 1 is a share of what is free."""
     match = _AMOUNT.fullmatch(value)

@@ -17,11 +17,14 @@ _KERNEL_FLAGS = {"avx2", "fma", "f16c"}  # of the least that the kernels of `csr
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Bytes and counts. `memory_limit` names what bounds the memory, for people; `kernels`: whether plans run here;
+    """Bytes and counts. `memory_limit` names what bounds the memory, for people; `allowed`: the processors we may run
+    on; `processors`: one of each core among them, those of a package together; `cores`: of how many we have the time; `kernels`: whether plans run here;
     `gpu`: for those who ask for it."""
 
     memory_available: int
     memory_limit: str
+    allowed: tuple[int, ...]
+    processors: tuple[int, ...]
     cores: int
     bfloat16: bool
     kernels: bool
@@ -31,11 +34,13 @@ class Hardware:
 
 def inspect(root: Path = Path("/"), device: str = "cpu") -> Hardware:
     """Read /proc and /sys below `root`; with a device other than the processor, ask for a GPU too."""
-    (available, limit), flags = _memory(root), _cpu_flags(root)
+    (available, limit), flags, processors = _memory(root), _cpu_flags(root), _processors(root)
     return Hardware(
         memory_available=available,
         memory_limit=limit,
-        cores=_cores(root),
+        allowed=tuple(sorted(os.sched_getaffinity(0))),
+        processors=processors,
+        cores=_cores(root, len(processors)),
         bfloat16=bool(_BFLOAT16_FLAGS & flags),
         kernels=flags >= _KERNEL_FLAGS,
         **({} if device == "cpu" else _gpu()),
@@ -74,14 +79,22 @@ def _reclaimable(group: Path) -> int:
     return int(facts.get("total_inactive_file", facts.get("inactive_file", "0")))
 
 
-def _cores(root: Path) -> int:
-    """Physical cores we may run on: the affinity mask, and the time quota of the control groups.
+def _processors(root: Path) -> tuple[int, ...]:
+    """The first processor of each physical core in our affinity mask, by package and number.
 
     Two threads of one core share its arithmetic units: computing on both gains nothing and costs cache.
     """
     topology = root / "sys/devices/system/cpu"
-    allowed = os.sched_getaffinity(0)
-    cores = len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or cpu for cpu in allowed})
+    first: dict[str | int, tuple[int, int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        of = topology / f"cpu{cpu}/topology"
+        package = _number(of / "physical_package_id") or 0
+        first.setdefault(_read(of / "thread_siblings_list") or cpu, (package, cpu))
+    return tuple(cpu for _, cpu in sorted(first.values()))
+
+
+def _cores(root: Path, cores: int) -> int:
+    """Of so many physical cores, those that the time quota of the control groups lets us use at once."""
     for group, version in _groups(root, "cpu"):
         if version == 2:
             quota, _, period = _read(group / "cpu.max").strip().partition(" ")

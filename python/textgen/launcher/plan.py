@@ -43,6 +43,7 @@ class Plan:
     max_batch_tokens: int
     max_slots: int
     threads: int | None
+    cpus: tuple[int, ...]  # that the threads are bound to, or none
     http_threads: int
     memory: MemoryPlan
     sequence_blocks: int  # the fewest that are of use
@@ -110,6 +111,7 @@ class Plan:
                 "max_context": self.max_total_tokens,
                 "max_top_n": max(settings.max_top_n_tokens, OPENAI_TOP_LOGPROBS, BEAM_TOKENS * settings.max_choices),
                 "threads": self.threads,
+                "cpus": self.cpus,
                 "attention": settings.attention,
                 "memory_fraction": settings.cuda_memory_fraction,
                 "kv_share": settings.kv_memory.value if isinstance(settings.kv_memory, Share) else 1.0,
@@ -157,6 +159,7 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     if settings.device == "cuda" and settings.attention == "flash-attn" and dtype == "float32":
         raise SettingsError("--attention flash-attn takes bfloat16 and float16; give --dtype, or another --attention")
     needs = _needs(settings, model, dtype, max_total, step, slots, hardware)
+    threads, cpus = _threads(settings, hardware)
     return Plan(
         settings=settings,
         model=model,
@@ -165,7 +168,8 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         max_total_tokens=max_total,
         max_batch_tokens=step,
         max_slots=slots,
-        threads=settings.threads or hardware.cores,
+        threads=threads,
+        cpus=cpus,
         http_threads=min(MOST_HTTP_THREADS, hardware.cores),
         memory=_memory(settings, needs, hardware),
         sequence_blocks=needs.sequence_blocks,
@@ -185,6 +189,25 @@ def _with_device(settings: Settings, hardware: Hardware) -> Settings:
     return settings
 
 
+def _threads(settings: Settings, hardware: Hardware) -> tuple[int, tuple[int, ...]]:
+    """How many threads compute, and the processors that they are bound to. Raises `SettingsError`."""
+    bind = settings.cpu_bind
+    if bind == "none":
+        return settings.threads or hardware.cores, ()
+    cpus = hardware.processors if isinstance(bind, str) else bind
+    count = settings.threads or (hardware.cores if isinstance(bind, str) else len(cpus))
+    if count > len(cpus):
+        raise SettingsError(
+            f"--threads {count} cannot be bound to {len(cpus)} processors one each; lower it, or give --cpu-bind more"
+        )
+    if outside := sorted(set(cpus) - set(hardware.allowed)):
+        raise SettingsError(
+            f"--cpu-bind names processor {outside[0]}, which this process may not use; it may use "
+            f"{', '.join(map(str, hardware.allowed))}"
+        )
+    return count, tuple(cpus[:count])
+
+
 def _encoding_step(settings: Settings, max_input: int, step: int, slots: int) -> int:
     """Tokens of a step that has room for a whole input, in whole blocks, beside a token of every other sequence."""
     least = -(-max_input // settings.block_size) * settings.block_size + slots
@@ -202,7 +225,12 @@ def _dtype(settings: Settings, model: Model, hardware: Hardware) -> str:
         return settings.dtype
     stored = model.checkpoint.dtype
     native = settings.device == "cuda" or (stored == "bfloat16" and hardware.bfloat16)
-    return stored if native else "float32"
+    return stored if native or _planned(settings, model, hardware) else "float32"
+
+
+def _planned(settings: Settings, model: Model, hardware: Hardware) -> bool:
+    """Whether kernels run the model, which multiply 16-bit numbers on every processor that they are for."""
+    return settings.device == "cpu" and settings.plan != "off" and hardware.kernels and not model.fallback
 
 
 def _lengths(settings: Settings, model: Model) -> tuple[int, int]:
@@ -227,7 +255,7 @@ def _lengths(settings: Settings, model: Model) -> tuple[int, int]:
 def _weights(settings: Settings, model: Model, dtype: str, hardware: Hardware) -> int:
     """Bytes of them as they are kept."""
     checkpoint, size = model.checkpoint, BYTES[dtype]
-    planned = settings.plan != "off" and settings.device == "cpu" and hardware.kernels
+    planned = _planned(settings, model, hardware)
     if checkpoint.blocks is not None and settings.quantize is None and planned and dtype != "float32":
         return block_bytes(checkpoint.blocks, size)
     form = settings.quantize or ("int4" if checkpoint.four_bits else None)

@@ -19,6 +19,7 @@ from textgen.launcher.flags import (
     memory,
     part,
     portion,
+    processors,
     ratio,
     route,
     seconds,
@@ -300,6 +301,12 @@ class Settings:
     threads: int | None = setting(
         integer(1, 4096), None, "Threads the shard computes with.", group=BATCHING, default="one per core it may use"
     )
+    cpu_bind: tuple[int, ...] | str = setting(
+        processors, "none",
+        "Processors that these threads are bound to, one each: auto (one of each core), numbers such as 0-15,32, or "
+        "none (the system moves threads as it sees fit). For a machine that does nothing else.",
+        group=BATCHING, metavar="CPUS", from_environment=lambda value: value in ("none", "auto") or value[:1].isdigit(),
+    )  # fmt: skip
     plan: str = setting(
         choice("auto", "off"), "auto",
         "Whether a model on a CPU is recorded once and then run by Textgen's own kernels: auto (where they have all "

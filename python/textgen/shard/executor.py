@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -88,7 +89,15 @@ class Executor:
         self._writer.send(failures)
 
 
-def use_threads(count: int | None) -> None:
-    """Bind torch to `count` threads. Called in the thread that computes: the pool belongs to it."""
+def use_threads(count: int | None, cpus: Collection[int] = ()) -> None:
+    """Hold torch to `count` threads, and this thread and those it starts to the processors, if there are any.
+
+    Called in the thread that computes: the pool belongs to it. Raises `ShardError` when the system refuses.
+    """
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            raise ShardError(f"threads cannot be bound to processors {sorted(cpus)}: {error.strerror}") from None
     if count is not None:
         torch.set_num_threads(count)

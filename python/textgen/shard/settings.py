@@ -33,6 +33,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     world_size: Positive = 1
     max_top_n: Annotated[int, Meta(ge=0)] = 20
     threads: Positive | None = None
+    cpus: tuple[Annotated[int, Meta(ge=0)], ...] = ()  # that they are bound to, one each; (): as the system likes
     plan: Literal["auto", "off"] = "auto"
     cpu_isa: Literal["portable", "avx2", "avx512", "amx", "neon"] | None = None  # None: the best there is
     kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: `dtype`

@@ -73,7 +73,7 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
     """Serve until told to stop. Raises `ShardError` and `ModelError`."""
     phases = Phases()
     phases.add("import", import_seconds)
-    use_threads(settings.threads)
+    use_threads(settings.threads, settings.cpus)
     with phases.timed("place"), _memory_refusals(settings):
         runner = build_runner(settings, memory_fd, phases)
     inbox, metrics = Inbox(), Metrics(runner.slots, runner.bounds.num_pages)
@@ -81,7 +81,7 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
 
     def prepare() -> Hello:
         # The kernels have workers of their own, and two pools that spin would take the cores from each other.
-        use_threads(1 if isinstance(runner.model, PlannedModel) else settings.threads)
+        use_threads(1 if isinstance(runner.model, PlannedModel) else settings.threads, settings.cpus)
         with phases.timed("warm-up"), _memory_refusals(settings):
             warm_up(runner)
         measured: list[MeasuredStep] = []
@@ -152,6 +152,7 @@ def _plan(settings: ShardSettings) -> tuple[str | None, PlanSizes]:
         max_slots=settings.max_slots,
         max_context=settings.max_context,
         threads=settings.threads or torch.get_num_threads(),
+        cpus=settings.cpus,
     )
 
 

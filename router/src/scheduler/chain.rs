@@ -103,9 +103,11 @@ impl ChainHasher {
         let mut digest =
             chain.last().map_or_else(|| *blake3::keyed_hash(&self.secret, &key.0).as_bytes(), |last| last.0);
         chain.reserve(full - chain.len());
+        self.bytes.resize(block_size * size_of::<Token>(), 0);
         for block in tokens[chain.len() * block_size..full * block_size].chunks_exact(block_size) {
-            self.bytes.clear();
-            self.bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+            for (place, token) in self.bytes.chunks_exact_mut(size_of::<Token>()).zip(block) {
+                place.copy_from_slice(&token.to_le_bytes());
+            }
             digest = *blake3::keyed_hash(&digest, &self.bytes).as_bytes();
             digest[self.kept..].fill(0);
             chain.push(Digest(digest));

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,13 @@ class Kernels:
         self._run = self._api.plan_run  # looked up once: each look makes an object
         self.isa: str = self._api.isa.decode()
 
-    def pool(self, workers: int, spin_us: int) -> Handle:
-        return self._made(self._api.pool_create(workers, spin_us, None), self._api.pool_destroy)
+    def pool(self, workers: int, spin_us: int, cpus: Sequence[int] = ()) -> Handle:
+        """Threads that spin so long for work. cpus: the processor that each is bound to, or none.
+        The first worker is whoever runs a plan first."""
+        if cpus and len(cpus) < workers:
+            raise ValueError(f"{workers} workers cannot be bound to {len(cpus)} processors one each")
+        places = (c_int32 * workers)(*cpus[:workers]) if cpus else None  # copied there
+        return self._made(self._api.pool_create(workers, spin_us, places), self._api.pool_destroy)
 
     def weight(self, form: int, outputs: int, inputs: int, group: int = 0) -> Handle:
         return self._made(self._api.weight_create(form, outputs, inputs, group), self._api.weight_destroy)

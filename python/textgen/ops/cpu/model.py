@@ -30,12 +30,13 @@ PROMPT_ROWS = 64  # logits of a prompt are asked for in so many rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSizes:
-    """The largest step: tokens, sequences, and tokens of a sequence; the threads that run it."""
+    """The largest step: tokens, sequences, and tokens of a sequence; the threads that run it, and their processors."""
 
     max_tokens: int
     max_slots: int
     max_context: int
     threads: int
+    cpus: Sequence[int] = ()  # one for each thread, or none: as the system likes
 
 
 class PlannedModel:
@@ -47,7 +48,7 @@ class PlannedModel:
         table = next(each.table for each in recording.hidden.instructions if isinstance(each, Embed))
         self.like = table.new_empty(0)
         self._kernels, self._sizes = kernels, sizes
-        self._pool = kernels.pool(sizes.threads, SPIN_US)
+        self._pool = kernels.pool(sizes.threads, SPIN_US, sizes.cpus)
         self._rows = max(sizes.max_slots, PROMPT_ROWS)
         self._logits = Lowered(kernels, recording.logits, self._rows)
         # A table that is the head too is looked up in its packed form: it is in memory once.
