@@ -60,9 +60,7 @@ def test_defaults(model: Model) -> None:
         ({"cpu_bind": (6, 4, 7), "threads": 1}, 1, (6,)),
     ],
 )
-def test_threads_are_bound_as_asked(
-    model: Model, given: dict[str, Any], threads: int, cpus: tuple[int, ...]
-) -> None:
+def test_threads_are_bound_as_asked(model: Model, given: dict[str, Any], threads: int, cpus: tuple[int, ...]) -> None:
     made = plan(model, **given)
     told = parse_settings(made.shard_settings())
     assert (made.threads, made.cpus) == (told.threads, told.cpus) == (threads, cpus)
@@ -117,9 +115,7 @@ def test_long_models_get_a_bound_that_a_setting_lifts(tmp_path: Path) -> None:
         ("BF16", "float16", False, "float16", "float16"),
     ],
 )  # fmt: skip
-def test_data_types(
-    stored: str, asked: str, native: bool, planned: str, by_torch: str, tmp_path: Path
-) -> None:
+def test_data_types(stored: str, asked: str, native: bool, planned: str, by_torch: str, tmp_path: Path) -> None:
     """Our own kernels multiply 16-bit numbers everywhere; torch needs instructions for them."""
     model = resolve(str(make_folder(tmp_path / "m", dtype=stored)))
     assert plan(model, machine(bfloat16=native), dtype=asked).dtype == planned
@@ -251,5 +247,5 @@ def test_the_router_is_told_every_setting_of_its_struct(model: Model) -> None:
     fields = [line.split()[1].rstrip(":") for line in source.read_text().splitlines() if line.startswith("    pub ")]
     told = msgspec.json.decode(plan(model, revision="abc").router_settings())
     assert set(told) == set(fields)
-    assert (told["version"], told["model_sha"], told["model_dtype"]) == (__version__, "abc", "float32")
+    assert (told["version"], told["model_sha"], told["model_dtype"]) == (__version__, "abc", "bfloat16")
     assert json.dumps(told["cors_allow_origin"]) == "[]"

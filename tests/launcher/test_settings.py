@@ -49,7 +49,8 @@ def test_every_setting_is_a_flag_and_a_variable(field: object) -> None:
         "max_total_tokens": "64", "prefix_caching": "false", "max_shard_failures": "2", "longest_prefix_first": "true",
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "disable_grammar_support": "true",
         "watermark_gamma": "0.25", "trust_remote_code": "true", "quantize": "int8", "plan": "off", "cpu_isa": "avx2",
-        "kv_cache_dtype": "int8", "cpu_bind": "1,0", "attention": "native", "cuda_memory_fraction": "0.5", "cuda_graphs": "1,2",
+        "kv_cache_dtype": "int8", "cpu_bind": "1,0", "attention": "native", "cuda_memory_fraction": "0.5",
+        "cuda_graphs": "1,2",
         "allow_unauthenticated": "true", "vertex_predict_route": "/p", "vertex_health_route": "/h",
         "otlp_protocol": "http/protobuf",
     }  # fmt: skip

@@ -32,6 +32,7 @@ bool is_integer(int32_t format) { return format == TG_WEIGHT_INT8 || has_groups(
 
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kMost = int64_t{1} << 31;
+constexpr uint32_t kSign = 0x80808080;  // turned over, four integers become themselves + 128
 
 template <typename T>
 T bits_of(float x) {
@@ -77,6 +78,40 @@ void pack_units(uint8_t *to, const uint8_t *from, int64_t bytes, uint32_t flip) 
   memcpy(to, &unit, 4);
 }
 
+// Four units of four bytes, of one row or of one place in four rows.
+typedef uint32_t Quad __attribute__((vector_size(16), aligned(4)));
+
+// The same of 16 rows that fill a panel: squares of four by four are turned, so that whole lines are written. stride in bytes.
+void pack_panel(uint8_t *to, const uint8_t *from, int64_t stride, int64_t bytes, uint32_t flip) {
+  const int64_t squares = bytes / 16;
+  for (int64_t i = 0; i < squares; i++) {
+    for (int64_t lane = 0; lane < kPanel; lane += 4) {
+      Quad row[4];
+      for (int64_t k = 0; k < 4; k++) memcpy(&row[k], from + (lane + k) * stride + i * 16, 16);
+      const Quad a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5), b = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+      const Quad c = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5), d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+      const Quad turned[4] = {__builtin_shufflevector(a, c, 0, 1, 4, 5) ^ flip, __builtin_shufflevector(a, c, 2, 3, 6, 7) ^ flip,
+                              __builtin_shufflevector(b, d, 0, 1, 4, 5) ^ flip, __builtin_shufflevector(b, d, 2, 3, 6, 7) ^ flip};
+      for (int64_t k = 0; k < 4; k++) memcpy(to + (i * 4 + k) * 64 + lane * 4, &turned[k], 16);
+    }
+  }
+  const int64_t done = squares * 16;
+  for (int64_t lane = 0; lane < kPanel && done < bytes; lane++) {
+    pack_units(lane_of(to + done * kPanel, lane), from + lane * stride + done, bytes - done, flip);
+  }
+}
+
+// Whether rows are stored as a panel has them, but for their order, and how many bytes a row then has.
+int64_t units_as_stored(const tg_weight *weight, const tg_rows *rows) {
+  switch (weight->format) {
+    case TG_WEIGHT_F32: return rows->dtype == TG_F32 ? weight->ins * 4 : 0;
+    case TG_WEIGHT_BF16: return rows->dtype == TG_BF16 ? weight->ins * 2 : 0;
+    case TG_WEIGHT_INT8:
+    case TG_WEIGHT_INT8_GROUPS: return weight->ins;
+    default: return 0;
+  }
+}
+
 void pack_floats(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_t row) {
   const bool wide = weight->format == TG_WEIGHT_F32;
   const int64_t size = wide ? 4 : 2;
@@ -105,7 +140,7 @@ void pack_halves(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg
 }
 
 void pack_int8(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_t row) {
-  pack_units(to, static_cast<const uint8_t *>(rows->values) + row * rows->stride, weight->ins, 0x80808080);  // + 128
+  pack_units(to, static_cast<const uint8_t *>(rows->values) + row * rows->stride, weight->ins, kSign);
 }
 
 void pack_int4(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_t row) {
@@ -248,20 +283,29 @@ const void *weight_memory(const tg_weight *weight) { return weight->values; }
 int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   const char *why = weight->owned ? check(weight, first_out, rows) : "the packed form is the caller's and is not written";
   if (why != nullptr) return set_error(why), -1;
+  const int64_t stored = units_as_stored(weight, rows), size = stored / weight->ins;
+  int64_t whole = 0;  // rows before this one are in place, by panels
   for (int64_t row = 0; row < rows->rows; row++) {
     const int64_t out = first_out + row, lane = out % kPanel;
     uint8_t *panel = weight->values + out / kPanel * weight->panel_bytes;
     uint8_t *to = lane_of(panel, lane);
+    if (stored > 0 && lane == 0 && rows->rows - row >= kPanel) {
+      const uint8_t *from = static_cast<const uint8_t *>(rows->values) + row * rows->stride * size;
+      pack_panel(panel, from, rows->stride * size, stored, is_integer(weight->format) ? kSign : 0);
+      whole = row + kPanel;
+    }
     switch (weight->format) {
       case TG_WEIGHT_F32:
-      case TG_WEIGHT_BF16: pack_floats(weight, to, rows, row); break;
+      case TG_WEIGHT_BF16:
+        if (row >= whole) pack_floats(weight, to, rows, row);
+        break;
       case TG_WEIGHT_F16: pack_halves(weight, panel, lane, rows, row); break;
       case TG_WEIGHT_INT8:
-        pack_int8(weight, to, rows, row);
+        if (row >= whole) pack_int8(weight, to, rows, row);
         weight->scales[out] = rows->scales[row * most(rows->scale_stride, 1)];
         break;
       case TG_WEIGHT_INT8_GROUPS:
-        pack_int8(weight, to, rows, row);
+        if (row >= whole) pack_int8(weight, to, rows, row);
         pack_scales(weight, panel, lane, rows, row);
         break;
       case TG_WEIGHT_INT4_GROUPS:

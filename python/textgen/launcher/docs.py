@@ -33,8 +33,8 @@ _DIFFERENCES = """\
   [`models-from-the-hub.md`](models-from-the-hub.md).
 - `--max-batch-prefill-tokens` bounds a whole step, prompt chunks and next tokens together; longer prompts are cut
   into chunks, so it does not bound `--max-input-tokens`.
-- `--dtype auto` takes the model's own data type where Textgen's own kernels run it (`--plan auto`). Where torch runs it on
-  a CPU, float32 is taken for float16, and for bfloat16 too if the CPU has no instructions for it.
+- `--dtype auto` takes the model's own data type where Textgen's own kernels run it (`--plan auto`). Where torch runs it
+  on a CPU, float32 is taken for float16, and for bfloat16 too if the CPU has no instructions for it.
 - A dead shard is restarted and running requests go on; TGI ends.
 - Listening on a network takes a key (`--api-key`, `--api-key-file`) or `--allow-unauthenticated`: nobody opens a server
   to everyone by accident.

@@ -18,8 +18,8 @@ _KERNEL_FLAGS = {"avx2", "fma", "f16c"}  # of the least that the kernels of `csr
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """Bytes and counts. `memory_limit` names what bounds the memory, for people; `allowed`: the processors we may run
-    on; `processors`: one of each core among them, those of a package together; `cores`: of how many we have the time; `kernels`: whether plans run here;
-    `gpu`: for those who ask for it."""
+    on; `processors`: one of each core among them, those of a package together; `cores`: of how many we have the time;
+    `kernels`: whether plans run here; `gpu`: for those who ask for it."""
 
     memory_available: int
     memory_limit: str

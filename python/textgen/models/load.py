@@ -21,6 +21,7 @@ from textgen.ops import Ops
 from textgen.parallel import Parallel
 from textgen.quantization.cache import CachedFormat
 from textgen.quantization.packed4 import Packed4Format
+from textgen.quantization.stored import StoredFormat
 
 
 def load_model(
@@ -63,7 +64,7 @@ def load_model(
 
 def _in_four_bits(packed: Packed4Format, format: WeightFormat | None) -> WeightFormat:
     """Stored numbers of four bits stay as they are. Raises `ModelError` where they were to become others."""
-    if format is None:
+    if format is None or isinstance(format, StoredFormat):
         return packed
     if isinstance(format, CachedFormat) and _as_stored(format):
         return CachedFormat(packed, format.cache)
@@ -71,8 +72,8 @@ def _in_four_bits(packed: Packed4Format, format: WeightFormat | None) -> WeightF
 
 
 def _as_stored(format: WeightFormat) -> bool:
-    """Whether it would only be kept on disk as it is packed."""
-    return isinstance(format, CachedFormat) and isinstance(format.inner, DenseFormat)
+    """Whether its numbers are the checkpoint's, and only where they are kept is said."""
+    return isinstance(format.inner if isinstance(format, CachedFormat) else format, DenseFormat)
 
 
 def _fallback(

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
@@ -23,6 +24,7 @@ from textgen.models.fp8_config import Fp8
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
+NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 class _Index(msgspec.Struct):
@@ -62,6 +64,14 @@ class WeightFiles:
             values = stored[part.cut]
             into.copy_(values.t() if part.transposed else values)
         self._progress.update(into.numel() * _bytes(stored.get_dtype()))
+
+    def view(self, part: Part, dtype: torch.dtype) -> Tensor | None:
+        """See `ViewSource`."""
+        stored = self._slice(part.name, part.stored, DTYPES if self._fp8 is None else (*DTYPES, *fp8.DTYPES))
+        if part.transposed or stored.get_dtype() != NAMES.get(dtype):
+            return None
+        values: Tensor = stored[part.cut]
+        return values if values.dim() == 2 and values.stride(1) == 1 else None
 
     def skip(self, part: Part) -> None:
         if not self.has(part.name):  # what is packed has other names

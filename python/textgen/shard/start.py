@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from textgen.gguf.index import NAME as GGUF_INDEX
-from textgen.layers.weight import DenseFormat, WeightFormat
+from textgen.layers.weight import WeightFormat
 from textgen.models.decoder import Decoder, Model
 from textgen.models.load import load_model
 from textgen.models.spec import DecoderSpec
@@ -23,6 +23,7 @@ from textgen.quantization.blocks import BlockFormat
 from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
 from textgen.quantization.formats import GROUP
 from textgen.quantization.integers import Int4Format, Int8Format
+from textgen.quantization.stored import StoredFormat
 from textgen.shard.assembly import assemble, open_accelerator
 from textgen.shard.errors import OutOfMemory, ShardError
 from textgen.shard.executor import Executor, use_threads
@@ -94,11 +95,14 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
 
 
 def _format(settings: ShardSettings, folder: Path) -> WeightFormat | None:
-    """What weights become: what --quantize says. Blocks of a GGUF file stay as they are where kernels may run."""
+    """What weights become: what --quantize says. Where kernels may run, blocks of a GGUF file stay as they are, and
+    other numbers stay where they are until they are packed."""
     if settings.quantize is not None:
         return FORMATS[settings.quantize]
-    planned = settings.plan != "off" and settings.device == "cpu"
-    return BlockFormat() if planned and settings.dtype != "float32" and (folder / GGUF_INDEX).exists() else None
+    if settings.plan == "off" or settings.device != "cpu":
+        return None
+    blocks = settings.dtype != "float32" and (folder / GGUF_INDEX).exists()
+    return BlockFormat() if blocks else StoredFormat()
 
 
 def _cache(settings: ShardSettings, folder: Path) -> WeightsCache | None:
@@ -127,15 +131,15 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
     form = _format(settings, folder)
     kept = _cache(settings, folder)
     if kept is not None:
-        form = CachedFormat(form or DenseFormat(), kept)
+        form = CachedFormat(form or StoredFormat(), kept)
 
     def load(form: WeightFormat | None = form) -> Model:
         with times.timed("read"):
             return load_model(folder, dtype, device, parallel, ops, settings.max_context, trust, form)
 
     model = load() if settings.plan == "off" or settings.device != "cpu" else load_planned(load, *_plan(settings))
-    if isinstance(form, BlockFormat | CachedFormat) and isinstance(model, Decoder):
-        # Only kernels multiply what is packed, and torch multiplies numbers faster than blocks.
+    if isinstance(form, BlockFormat | CachedFormat | StoredFormat) and isinstance(model, Decoder):
+        # Only kernels multiply what is packed, torch multiplies numbers faster than blocks, and a file may change.
         model = load(None if settings.quantize is None else FORMATS[settings.quantize])
     elif kept is not None:
         kept.commit()

@@ -60,16 +60,18 @@ def test_each_worker_keeps_to_its_processor(kernels: Kernels) -> None:
     cpus = [ALLOWED[-1], ALLOWED[0]]
     before = tasks()
     pool = kernels.pool(2, 100, cpus)
+    workers = tasks() - before
     assert in_a_thread(kernels, pool, set(ALLOWED)) == {cpus[0]}
-    assert allowed_of(tasks() - before) == [{cpus[1]}]
+    assert allowed_of(workers) == [{cpus[1]}]
     assert os.sched_getaffinity(0) == set(ALLOWED), "only who computes is bound"
 
 
 def test_without_processors_nobody_is_bound(kernels: Kernels) -> None:
     before = tasks()
     pool = kernels.pool(2, 100)
+    workers = tasks() - before
     assert in_a_thread(kernels, pool, set(ALLOWED)) == set(ALLOWED)
-    assert allowed_of(tasks() - before) == [set(ALLOWED)]
+    assert allowed_of(workers) == [set(ALLOWED)]
 
 
 def test_processors_that_cannot_be(kernels: Kernels) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from textgen.layers.weight import DenseWeight, Weight
 from textgen.ops.cpu.library import Handle, Kernels, KernelsMissing
@@ -15,6 +17,7 @@ from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.cache import KeptWeight, MappedWeight
 from textgen.quantization.integers import Int4Weight, Int8Weight
 from textgen.quantization.packed4 import Int4ZerosWeight
+from textgen.quantization.stored import StoredWeight, let_go
 
 FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 5}
 INT8, INT8_GROUPS, INT4_GROUPS, INT4_ZEROS = 2, 3, 4, 9
@@ -29,7 +32,7 @@ def check_packable(weight: Weight) -> None:
     weight = weight.weight if isinstance(weight, KeptWeight) else weight
     if isinstance(weight, DenseWeight) and weight.values.dtype not in FLOATS:
         raise NotRecorded(f"weights in {str(weight.values.dtype).removeprefix('torch.')}")
-    if not isinstance(weight, DenseWeight | Int8Weight | Int4Weight | Int4ZerosWeight | BlockWeight):
+    if not isinstance(weight, DenseWeight | StoredWeight | Int8Weight | Int4Weight | Int4ZerosWeight | BlockWeight):
         raise NotRecorded(f"weights of the form {type(weight).__name__}")
 
 
@@ -49,6 +52,8 @@ def form_of(weight: Weight) -> tuple[int, int, int, int]:
     match weight:
         case DenseWeight(values=values):
             return FLOATS[values.dtype], *values.shape, 0
+        case StoredWeight():
+            return FLOATS[weight.dtype], weight.outputs, weight.inputs, 0
         case Int8Weight(values=values):
             return INT8, *values.shape, 0
         case Int4Weight():
@@ -89,22 +94,33 @@ def pack(kernels: Kernels, workers: Executor, packed: Handle, weight: Weight) ->
         weight.cache.add(weight.key, _InKernels(kernels, packed, form_of(weight.weight)))
         return
 
-    def stretch(first: int) -> None:
-        rows = slice(first, first + STRETCH)
-        match weight:
-            case DenseWeight(values=values):
-                kernels.pack(packed, first, values[rows])
-            case Int8Weight(values=values, scales=scales):
-                kernels.pack(packed, first, values[rows], scales[rows, None])
-            case Int4Weight(scales=scales):
-                kernels.pack(packed, first, weight.unpacked(rows), scales[rows].float())
-            case Int4ZerosWeight(scales=scales, zeros=zeros):
-                both = torch.cat((scales[rows].float(), zeros[rows].float()), dim=1)
-                kernels.pack(packed, first, weight.values(rows), both)
-            case BlockWeight(kind="Q8_0" | "Q4_0"):
-                kernels.pack(packed, first, *weight.integers(rows))
-            case BlockWeight(blocks=blocks):
-                kernels.pack(packed, first, blocks[rows])
-
-    for _ in workers.map(stretch, range(0, weight.outputs, STRETCH)):
+    if isinstance(weight, StoredWeight):
+        stretches = [partial(_pack_view, kernels, packed, *each) for each in weight.stretches(STRETCH)]
+    else:
+        firsts = range(0, weight.outputs, STRETCH)
+        stretches = [partial(_pack_rows, kernels, packed, weight, first) for first in firsts]
+    for _ in workers.map(lambda stretch: stretch(), stretches):
         pass
+
+
+def _pack_view(kernels: Kernels, packed: Handle, first: int, view: Tensor) -> None:
+    kernels.pack(packed, first, view)
+    let_go(view)
+
+
+def _pack_rows(kernels: Kernels, packed: Handle, weight: Weight, first: int) -> None:
+    rows = slice(first, first + STRETCH)
+    match weight:
+        case DenseWeight(values=values):
+            kernels.pack(packed, first, values[rows])
+        case Int8Weight(values=values, scales=scales):
+            kernels.pack(packed, first, values[rows], scales[rows, None])
+        case Int4Weight(scales=scales):
+            kernels.pack(packed, first, weight.unpacked(rows), scales[rows].float())
+        case Int4ZerosWeight(scales=scales, zeros=zeros):
+            both = torch.cat((scales[rows].float(), zeros[rows].float()), dim=1)
+            kernels.pack(packed, first, weight.values(rows), both)
+        case BlockWeight(kind="Q8_0" | "Q4_0"):
+            kernels.pack(packed, first, *weight.integers(rows))
+        case BlockWeight(blocks=blocks):
+            kernels.pack(packed, first, blocks[rows])

@@ -1,0 +1,92 @@
+"""Weights that stay in the mapped file until kernels have packed them: nothing is copied in between."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from textgen.layers.weight import DenseFormat, DenseWeight, LoadContext, Part, Weight
+
+MADV_DONTNEED = 4  # for pages of a file that nobody wrote to: they are read again when somebody asks
+
+
+@runtime_checkable
+class ViewSource(Protocol):
+    """Stored tensors of which some lie in memory as they are."""
+
+    def view(self, part: Part, dtype: torch.dtype) -> Tensor | None:
+        """The part in the mapped file, not to be written to; None where it would have to be converted.
+
+        Raises `ModelError`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """[out, in], output after output in several views of files. To be packed soon: a file may change on the disk."""
+
+    views: tuple[Tensor, ...]
+
+    @property
+    def outputs(self) -> int:
+        return sum(map(len, self.views))
+
+    @property
+    def inputs(self) -> int:
+        return self.views[0].shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.views[0].dtype
+
+    def stretches(self, rows: int) -> Iterator[tuple[int, Tensor]]:
+        """Parts of at most so many rows that do not cross views, each with its first output."""
+        first = 0
+        for view in self.views:
+            for part in view.split(rows):
+                yield first, part
+                first += len(part)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self._dense().multiply(x, bias)
+
+    def reordered(self, order: Tensor) -> Weight:
+        return self._dense().reordered(order)
+
+    def _dense(self) -> DenseWeight:
+        return DenseWeight(torch.cat(self.views))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormat(DenseFormat):
+    """For weights that are packed as soon as they are loaded: views where the file has them as they are multiplied."""
+
+    def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
+        source = context.source
+        if isinstance(source, ViewSource) and context.device.type == "cpu":
+            views = [source.view(part, context.dtype) for part in parts]
+            found = tuple(view for view in views if view is not None)
+            if len(found) == len(parts):
+                for part in parts:
+                    source.skip(part)
+                return StoredWeight(found)
+        return DenseFormat.load(self, context, parts)
+
+
+def let_go(view: Tensor) -> None:
+    """Take a view's whole pages out of this process's memory; they stay in the system's cache."""
+    page = mmap.PAGESIZE
+    begin = -(-view.data_ptr() // page) * page
+    end = (view.data_ptr() + view.nbytes) // page * page
+    if end > begin and view.is_contiguous():
+        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
+
+
+_LIBC = ctypes.CDLL(None)

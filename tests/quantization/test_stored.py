@@ -1,0 +1,65 @@
+"""Weights that stay in the mapped file until they are packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from textgen.layers.weight import DenseWeight, LoadContext, Part
+from textgen.models.weights import WeightFiles
+from textgen.parallel import Parallel
+from textgen.quantization.stored import StoredFormat, StoredWeight, let_go
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
+    made = {name: torch.randn(300, 40).bfloat16() for name in ("a", "b")} | {"wide": torch.randn(8, 40)}
+    save_file(made, tmp_path / "model.safetensors")
+    return made
+
+
+def in_file(tensor: torch.Tensor, folder: Path) -> bool:
+    """Whether it lies in the mapped file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return line.endswith(str(folder / "model.safetensors"))
+    return False
+
+
+def test_matrices_are_views_of_the_file_that_outlive_it(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    parts = [Part("a", (300, 40)), Part("b", (300, 40), rows=slice(100, 200))]
+    with WeightFiles(tmp_path) as source:
+        weight = StoredFormat().load(LoadContext(source, torch.bfloat16, CPU, Parallel()), parts)
+    assert isinstance(weight, StoredWeight)
+    assert all(in_file(view, tmp_path) for view in weight.views)
+    expected = torch.cat((tensors["a"], tensors["b"][100:200]))
+    assert (weight.outputs, weight.inputs, weight.dtype) == (400, 40, torch.bfloat16)
+    found = torch.empty_like(expected)
+    for first, rows in weight.stretches(128):
+        assert len(rows) <= 128
+        found[first : first + len(rows)] = rows
+    assert torch.equal(found, expected)
+    for view in weight.views:
+        let_go(view)
+    x = torch.randn(3, 40).bfloat16()
+    assert torch.equal(weight.multiply(x, None), DenseWeight(expected).multiply(x, None))
+    order = torch.randperm(400)
+    assert torch.equal(weight.reordered(order).multiply(x, None), DenseWeight(expected[order]).multiply(x, None))
+
+
+@pytest.mark.parametrize(
+    "part", [Part("wide", (8, 40)), Part("b", (40, 300), transposed=True)], ids=["another type", "the other way round"]
+)
+def test_what_has_to_be_converted_is_read(part: Part, tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    with WeightFiles(tmp_path) as source:
+        weight = StoredFormat().load(LoadContext(source, torch.bfloat16, CPU, Parallel()), [part])
+    assert isinstance(weight, DenseWeight)
+    stored = tensors[part.name].bfloat16()
+    assert torch.equal(weight.values, stored.t() if part.transposed else stored)
+    assert not in_file(weight.values, tmp_path)
