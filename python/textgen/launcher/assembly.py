@@ -10,6 +10,7 @@ from textgen.launcher.log import Log
 from textgen.launcher.model import HubOptions, Model, resolve
 from textgen.launcher.plan import Plan
 from textgen.launcher.process import ShardExited, ShardProcess
+from textgen.launcher.read_ahead import read_ahead
 from textgen.launcher.router import Router
 from textgen.launcher.settings import Settings
 from textgen.launcher.supervisor import Supervisor
@@ -37,8 +38,9 @@ def find_model(settings: Settings, log: Log) -> Model:
 def supervisor(
     plan: Plan, log: Log, folder: Path, router: Callable[[], Router], ready: Callable[[Router, str], None]
 ) -> Supervisor:
-    """folder: for the shards' sockets. router, ready: as `Supervisor` has them."""
+    """Weights begin to be read here. folder: for the shards' sockets. router, ready: as `Supervisor` has them."""
     numbers = itertools.count()
+    read_ahead(plan.model.folder, plan.memory_available)
 
     def spawn(exited: ShardExited) -> ShardProcess:
         return ShardProcess(plan.shard_settings(), folder / f"shard-{next(numbers)}", log, exited)

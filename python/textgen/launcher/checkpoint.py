@@ -114,6 +114,12 @@ def _four_bits(name: str) -> str:
     return next((end for end in FOUR_BITS if name.endswith(end)), "")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, of a GGUF file's folder those. Raises as `read_checkpoint`."""
+    index = read_index(folder)
+    return _files(folder) if index is None else sorted({folder / tensor.file for tensor in index.tensors.values()})
+
+
 def _files(folder: Path) -> list[Path]:
     if (folder / SINGLE).exists():
         return [folder / SINGLE]

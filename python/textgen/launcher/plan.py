@@ -46,6 +46,7 @@ class Plan:
     cpus: tuple[int, ...]  # that the threads are bound to, or none
     http_threads: int
     memory: MemoryPlan
+    memory_available: int  # bytes, when it was made
     sequence_blocks: int  # the fewest that are of use
 
     def router_settings(self, *, listen: bool = True) -> str:
@@ -172,6 +173,7 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         cpus=cpus,
         http_threads=min(MOST_HTTP_THREADS, hardware.cores),
         memory=_memory(settings, needs, hardware),
+        memory_available=hardware.memory_available,
         sequence_blocks=needs.sequence_blocks,
     )
 

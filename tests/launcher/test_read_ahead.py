@@ -1,0 +1,65 @@
+"""Weights are asked for before the shard maps them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.folders import make_folder
+from textgen.launcher.read_ahead import read_ahead
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, int]]:
+    """What the system was asked for: path, offset, length (0: to the end), advice."""
+    found: list[tuple[str, int, int, int]] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, *rest: found.append((os.readlink(f"/proc/self/fd/{fd}"), *rest))
+    )
+    return found
+
+
+def wait() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "read-ahead":
+            thread.join()
+
+
+def test_the_whole_file_is_asked_for(tmp_path: Path, asked: list[tuple[str, int, int, int]]) -> None:
+    folder = make_folder(tmp_path / "m")
+    weights = folder / "model.safetensors"
+    assert read_ahead(folder, 2 * weights.stat().st_size) == [weights]
+    wait()
+    assert asked == [(str(weights), 0, 0, os.POSIX_FADV_WILLNEED)]
+
+
+def test_what_would_not_stay_is_not_asked_for(tmp_path: Path, asked: list[tuple[str, int, int, int]]) -> None:
+    folder = make_folder(tmp_path / "m")
+    assert not read_ahead(folder, 2 * (folder / "model.safetensors").stat().st_size - 1)
+    wait()
+    assert not asked
+
+
+def test_files_of_a_gguf_model(tmp_path: Path, asked: list[tuple[str, int, int, int]]) -> None:
+    files = [tmp_path / name for name in ("one.gguf", "two.gguf")]
+    for file in files:
+        file.write_bytes(bytes(64))
+    tensors = {
+        f"{number}.{file.stem}": {"file": str(file), "offset": 0, "kind": "F32", "shape": [4]}
+        for number in range(2)
+        for file in files
+    }
+    (tmp_path / "gguf.json").write_text(json.dumps({"architecture": "llama", "tensors": tensors}))
+    assert read_ahead(tmp_path, 1 << 20) == files
+    wait()
+    assert [path for path, *_ in asked] == list(map(str, files))
+
+
+def test_a_file_that_is_gone_is_the_shards_to_tell_of(tmp_path: Path, asked: list[tuple[str, int, int, int]]) -> None:
+    tensors = {"a": {"file": str(tmp_path / "none.gguf"), "offset": 0, "kind": "F32", "shape": [4]}}
+    (tmp_path / "gguf.json").write_text(json.dumps({"architecture": "llama", "tensors": tensors}))
+    assert not read_ahead(tmp_path, 1 << 20)
