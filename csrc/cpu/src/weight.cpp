@@ -78,21 +78,33 @@ void pack_units(uint8_t *to, const uint8_t *from, int64_t bytes, uint32_t flip) 
   memcpy(to, &unit, 4);
 }
 
-// Four units of four bytes, of one row or of one place in four rows.
-typedef uint32_t Quad __attribute__((vector_size(16), aligned(4)));
+// Four units of four bytes, of one row or of one place in four rows; and the same bytes as eight halves.
+typedef uint32_t Quad __attribute__((vector_size(16)));
+typedef uint16_t Halves __attribute__((vector_size(16)));
 
-// The same of 16 rows that fill a panel: squares of four by four are turned, so that whole lines are written. stride in bytes.
+// Of four rows, `stride` bytes apart: their first units, their second ones, and so on.
+TG_INLINE void turn(Quad to[4], const uint8_t *from, int64_t stride) {
+  Quad row[4];
+  for (int64_t k = 0; k < 4; k++) memcpy(&row[k], from + k * stride, 16);
+  const Quad a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5), b = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+  const Quad c = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5), d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+  to[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+  to[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+  to[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+  to[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+}
+
+// The units of 16 rows that fill a panel: squares of four by four are turned, so that whole lines are written.
 void pack_panel(uint8_t *to, const uint8_t *from, int64_t stride, int64_t bytes, uint32_t flip) {
   const int64_t squares = bytes / 16;
   for (int64_t i = 0; i < squares; i++) {
     for (int64_t lane = 0; lane < kPanel; lane += 4) {
-      Quad row[4];
-      for (int64_t k = 0; k < 4; k++) memcpy(&row[k], from + (lane + k) * stride + i * 16, 16);
-      const Quad a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5), b = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
-      const Quad c = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5), d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
-      const Quad turned[4] = {__builtin_shufflevector(a, c, 0, 1, 4, 5) ^ flip, __builtin_shufflevector(a, c, 2, 3, 6, 7) ^ flip,
-                              __builtin_shufflevector(b, d, 0, 1, 4, 5) ^ flip, __builtin_shufflevector(b, d, 2, 3, 6, 7) ^ flip};
-      for (int64_t k = 0; k < 4; k++) memcpy(to + (i * 4 + k) * 64 + lane * 4, &turned[k], 16);
+      Quad turned[4];
+      turn(turned, from + lane * stride + i * 16, stride);
+      for (int64_t k = 0; k < 4; k++) {
+        turned[k] ^= flip;
+        memcpy(to + (i * 4 + k) * 64 + lane * 4, &turned[k], 16);
+      }
     }
   }
   const int64_t done = squares * 16;
@@ -101,11 +113,33 @@ void pack_panel(uint8_t *to, const uint8_t *from, int64_t stride, int64_t bytes,
   }
 }
 
+// The same of numbers in float16, each of which is a unit; returns how many inputs are in place.
+int64_t pack_panel_halves(uint8_t *to, const uint8_t *from, int64_t stride, int64_t ins) {
+  const int64_t squares = ins / 8;
+  for (int64_t i = 0; i < squares; i++) {
+    for (int64_t lane = 0; lane < kPanel; lane += 8) {
+      Quad low[4], high[4];  // pairs of inputs of the first four rows, and of the last
+      turn(low, from + lane * stride + i * 16, stride);
+      turn(high, from + (lane + 4) * stride + i * 16, stride);
+      for (int64_t k = 0; k < 4; k++) {
+        const Halves a = __builtin_bit_cast(Halves, low[k]), b = __builtin_bit_cast(Halves, high[k]);
+        const Halves even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+        const Halves odd = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+        uint8_t *line = to + ((i * 8 + k * 2) * kPanel + lane) * 2;
+        memcpy(line, &even, 16);
+        memcpy(line + kPanel * 2, &odd, 16);
+      }
+    }
+  }
+  return squares * 8;
+}
+
 // Whether rows are stored as a panel has them, but for their order, and how many bytes a row then has.
 int64_t units_as_stored(const tg_weight *weight, const tg_rows *rows) {
   switch (weight->format) {
     case TG_WEIGHT_F32: return rows->dtype == TG_F32 ? weight->ins * 4 : 0;
     case TG_WEIGHT_BF16: return rows->dtype == TG_BF16 ? weight->ins * 2 : 0;
+    case TG_WEIGHT_F16: return rows->dtype == TG_F16 ? weight->ins * 2 : 0;
     case TG_WEIGHT_INT8:
     case TG_WEIGHT_INT8_GROUPS: return weight->ins;
     default: return 0;
@@ -130,9 +164,10 @@ void pack_floats(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int6
   }
 }
 
-void pack_halves(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg_rows *rows, int64_t row) {
+// From input `begin` on.
+void pack_halves(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg_rows *rows, int64_t row, int64_t begin) {
   const bool halves = rows->dtype == TG_F16;
-  for (int64_t i = 0; i < weight->ins; i++) {
+  for (int64_t i = begin; i < weight->ins; i++) {
     const int64_t from = row * rows->stride + i;
     const uint16_t half = halves ? static_cast<const uint16_t *>(rows->values)[from] : f16_of(float_at(rows, from));
     memcpy(panel + (i * kPanel + lane) * 2, &half, 2);
@@ -284,14 +319,19 @@ int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   const char *why = weight->owned ? check(weight, first_out, rows) : "the packed form is the caller's and is not written";
   if (why != nullptr) return set_error(why), -1;
   const int64_t stored = units_as_stored(weight, rows), size = stored / weight->ins;
-  int64_t whole = 0;  // rows before this one are in place, by panels
+  int64_t whole = 0;  // rows before this one are in place, by panels,
+  int64_t begin = 0;  // and of those in float16 as many inputs
   for (int64_t row = 0; row < rows->rows; row++) {
     const int64_t out = first_out + row, lane = out % kPanel;
     uint8_t *panel = weight->values + out / kPanel * weight->panel_bytes;
     uint8_t *to = lane_of(panel, lane);
     if (stored > 0 && lane == 0 && rows->rows - row >= kPanel) {
       const uint8_t *from = static_cast<const uint8_t *>(rows->values) + row * rows->stride * size;
-      pack_panel(panel, from, rows->stride * size, stored, is_integer(weight->format) ? kSign : 0);
+      if (weight->format == TG_WEIGHT_F16) {
+        begin = pack_panel_halves(panel, from, rows->stride * size, weight->ins);
+      } else {
+        pack_panel(panel, from, rows->stride * size, stored, is_integer(weight->format) ? kSign : 0);
+      }
       whole = row + kPanel;
     }
     switch (weight->format) {
@@ -299,7 +339,7 @@ int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
       case TG_WEIGHT_BF16:
         if (row >= whole) pack_floats(weight, to, rows, row);
         break;
-      case TG_WEIGHT_F16: pack_halves(weight, panel, lane, rows, row); break;
+      case TG_WEIGHT_F16: pack_halves(weight, panel, lane, rows, row, row < whole ? begin : 0); break;
       case TG_WEIGHT_INT8:
         if (row >= whole) pack_int8(weight, to, rows, row);
         weight->scales[out] = rows->scales[row * most(rows->scale_stride, 1)];
