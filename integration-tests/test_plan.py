@@ -47,7 +47,7 @@ def test_threads_are_bound_to_processors(start: Start, plan: str) -> None:
     """A plan's one each; those of torch all to the same ones."""
     allowed = os.sched_getaffinity(0)
     some = sorted(allowed)[-2:]
-    launcher = start(cpu_bind=",".join(map(str, some)), plan=plan).wait_ready()
+    launcher = start(cpu_bind=",".join(map(str, some)), threads=len(some), plan=plan).wait_ready()
     api = Api(launcher.url)
     assert api.generate("Once upon a time", max_new_tokens=5).text
     api.close()

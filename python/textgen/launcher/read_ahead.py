@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
+from textgen import files
 from textgen.launcher.checkpoint import weight_files
 
 
@@ -29,5 +28,4 @@ def read_ahead(folder: Path, available: int) -> Sequence[Path]:
 
 def _ask(paths: Sequence[Path]) -> None:
     for path in paths:
-        with suppress(OSError), path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        files.read_ahead(path)

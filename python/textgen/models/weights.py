@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -17,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from textgen.files import read_ahead
 from textgen.layers.weight import Part
 from textgen.models import fp8
 from textgen.models.errors import ModelError
@@ -113,7 +112,7 @@ class WeightFiles:
         if self._mapped is None or self._mapped[0] != name:
             self._mapped = None
             self._mapped = name, _open(self._folder / name)
-            Thread(target=_read_ahead, args=(self._folder / name,), daemon=True).start()
+            Thread(target=read_ahead, args=(self._folder / name,), daemon=True).start()
         return self._mapped[1]
 
     def _slice(self, name: str, expected: tuple[int, ...], dtypes: tuple[str, ...]) -> Any:
@@ -149,12 +148,6 @@ def _file_names(folder: Path) -> list[str]:
     if outside:
         raise ModelError(f"{index} names a file outside its folder: {outside[0]!r}")
     return sorted(names)
-
-
-def _read_ahead(path: Path) -> None:
-    """Ask the system for the whole file: it then comes at the disk's full speed, not a page fault at a time."""
-    with suppress(OSError), path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _open(path: Path) -> Any:  # safe_open is an untyped extension class
