@@ -21,7 +21,7 @@ from support.prompts import Case, random_case
 from support.raw import send, send_json
 from support.reference import Reference, must_match
 from support.scripted import Script
-from support.server import Launcher, Start
+from support.server import UNHURRIED, Launcher, Start
 from support.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
@@ -37,7 +37,7 @@ def survivor(start_for_module: Start, tiny_folder: Path) -> Launcher:
     """A server whose shard is killed again and again."""
     return start_for_module(
         model=tiny_folder, block_size=8, max_total_tokens=1024, max_batch_size=8, max_batch_prefill_tokens=64,
-        shard_restarts=100,
+        shard_restarts=100, **UNHURRIED,
     ).wait_ready()  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def test_a_shard_that_dies_again_and_again(start: Start, tiny_folder: Path) -> N
 
 
 def test_too_many_requests_are_told_to_come_back(start: Start, endless: Script) -> None:
-    launcher = start(model=endless.folder, max_concurrent_requests=3).wait_ready()
+    launcher = start(model=endless.folder, max_concurrent_requests=3, **UNHURRIED).wait_ready()
     api = Api(launcher.url)
     body = native("Go on", max_new_tokens=LONG)
     with ThreadPoolExecutor(3) as pool:
@@ -300,10 +300,11 @@ def test_a_request_under_which_shards_die_is_failed_and_others_are_not(start: St
 
 @pytest.fixture
 def busy(start: Start, tiny_folder: Path) -> Callable[..., Launcher]:
-    """Starts a small server."""
+    """Starts a small server, whose streams do not end while a busy machine lets a test wait."""
 
     def begin(**flags: object) -> Launcher:
-        return start(model=tiny_folder, max_total_tokens=1024, max_batch_size=4, **flags).wait_ready()
+        settings = UNHURRIED | {"max_total_tokens": 1024, "max_batch_size": 4} | flags
+        return start(model=tiny_folder, **settings).wait_ready()
 
     return begin
 
@@ -357,7 +358,7 @@ def test_a_second_signal_stops_at_once(busy: Callable[..., Launcher]) -> None:
 
 
 def test_draining_has_an_end(start: Start, endless: Script) -> None:
-    launcher = start(model=endless.folder, graceful_termination_timeout=0.1).wait_ready()
+    launcher = start(model=endless.folder, graceful_termination_timeout=0.1, **UNHURRIED).wait_ready()
     with ThreadPoolExecutor(1) as pool:
         with opened(launcher, Api(launcher.url), [native("Go on", max_new_tokens=LONG)], pool) as (stream,):
             os.kill(launcher.pid, signal.SIGTERM)

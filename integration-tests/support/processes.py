@@ -40,7 +40,7 @@ def frozen(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def nudge(pid: int, seconds: float = 0.001) -> None:
+def nudge(pid: int, seconds: float = 0.0005) -> None:
     """Lets a frozen process go on for a moment."""
     os.kill(pid, signal.SIGCONT)
     time.sleep(seconds)
