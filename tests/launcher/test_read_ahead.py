@@ -15,7 +15,7 @@ from textgen.launcher.read_ahead import read_ahead
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, int]]:
-    """What the system was asked for: path, offset, length (0: to the end), advice."""
+    """What the system was asked for: path, offset, length, advice."""
     found: list[tuple[str, int, int, int]] = []
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, *rest: found.append((os.readlink(f"/proc/self/fd/{fd}"), *rest))

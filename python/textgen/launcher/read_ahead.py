@@ -13,8 +13,8 @@ from textgen.launcher.checkpoint import weight_files
 def read_ahead(folder: Path, available: int) -> Sequence[Path]:
     """Ask the system for a model's files, which the shard will map; returns those asked for.
 
-    None where they would take more than half of the available memory, in bytes: the first ones would be pushed out
-    again before they are used.
+    None of them where they would take more than half of the available memory, in bytes: the first ones would be pushed
+    out again before they are used.
     """
     paths = weight_files(folder)
     try:
