@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from support.api import Api
-from support.schemas import patterns, schemas
+from support.schemas import anything, drawn, patterns, schemas
 from support.shapes import ASKED, CHAT, chat, finished, many
 
 # How many schemas and regular expressions are tried; TEXTGEN_SHAPES=300 tries all.
@@ -20,7 +20,7 @@ SEED = int(os.environ.get("TEXTGEN_SEED", "20251121"))
 
 
 def test_every_answer_under_a_schema_is_valid(model: Api) -> None:
-    chosen = schemas(300, SEED)[:: max(1, 300 // SHAPES)]
+    chosen = schemas(max(1, 300 // SHAPES), SEED)
 
     def ask(number: int) -> dict[str, Any]:
         shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": chosen[number], "strict": True}}
@@ -29,6 +29,27 @@ def test_every_answer_under_a_schema_is_valid(model: Api) -> None:
     for number, text in finished(many(ask, len(chosen)), 0.7):
         value = json.loads(text)
         jsonschema.Draft202012Validator(chosen[number]).validate(value)
+
+
+def test_a_schema_is_kept_or_refused_by_name(model: Api) -> None:
+    """Whatever its keywords are: none is ignored. `format` alone says nothing that a validator checks unasked."""
+    chosen = drawn(anything(1), SHAPES, SEED)
+
+    def ask(number: int) -> tuple[int, dict[str, Any]]:
+        shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": chosen[number], "strict": True}}
+        fields = {"messages": ASKED, "temperature": 1.5, "max_tokens": 100, "seed": number, "response_format": shape}
+        answer = model.http.post(CHAT, json=fields)
+        return answer.status_code, answer.json()
+
+    answers = many(ask, len(chosen))
+    assert {status for status, _ in answers} == {200, 422}
+    for number, (status, answer) in enumerate(answers):
+        told = f"{json.dumps(chosen[number])}: {json.dumps(answer)} (seed {SEED})"
+        if status != 200:
+            assert answer["error"]["param"] == "response_format", told
+        elif answer["choices"][0]["finish_reason"] == "stop":
+            value = json.loads(answer["choices"][0]["message"]["content"])
+            assert jsonschema.Draft202012Validator(chosen[number]).is_valid(value), told
 
 
 def test_every_answer_under_a_regular_expression_matches(model: Api) -> None:

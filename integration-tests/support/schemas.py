@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import random
-from collections.abc import Callable
 from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis_jsonschema import from_schema
 
 Schema = dict[str, Any]
 
@@ -181,70 +186,120 @@ def written() -> list[Schema]:
     return [*types, *enums, *numbers, *strings, *arrays, *objects, *combined, *references]
 
 
-def random_schema(draw: random.Random, depth: int = 3) -> Schema:
-    """A schema of a few levels, whatever comes."""
-    makers: list[Callable[[random.Random, int], Schema]] = [_number, _string, _choice, _plain]
+# Pieces of patterns, as a pattern.
+PIECES = r"((\[a-f\]|x|\(yes\|no\)|\\d|\[\^a-y\]|é|\\\.|\(a\|bc\))(\?|\{1,3\})?){1,4}"
+SCALARS: Schema = {
+    "anyOf": [{"type": "integer", "minimum": -9, "maximum": 9}, {"type": "string", "maxLength": 4}]
+    + [{"enum": [True, None, 2.5, [1, "x"], {"k": None}]}]
+}
+
+
+def whole(least: int, most: int) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
+def one_of(*values: Any) -> Schema:
+    return {"enum": list(values)}
+
+
+def shapes(depth: int) -> Schema:
+    """A schema of schemas of so many levels that some value keeps: hypothesis-jsonschema draws from it."""
+    found = [
+        closed({"type": one_of("boolean", "null", "integer")}),
+        closed({"type": one_of("integer", "number"), "minimum": whole(-1000, 0), "maximum": whole(0, 1000)}),
+        closed(
+            {"type": one_of("integer"), "multipleOf": whole(1, 12), "minimum": whole(-99, 0), "maximum": whole(12, 99)}
+        ),
+        closed({"type": one_of("string"), "minLength": whole(0, 3), "maxLength": whole(3, 8)}),
+        closed({"type": one_of("string"), "pattern": {"type": "string", "pattern": rf"\A\^{PIECES}\$\Z"}}),
+        closed({"enum": array(SCALARS, 1, 5) | {"uniqueItems": True}}),
+    ]
     if depth > 0:
-        makers += [_array, _object, _object, _tuple, _either]
-    return draw.choice(makers)(draw, depth)
+        inner = shapes(depth - 1)
+        properties = closed({"to be": inner, 'q"': inner, "é😀": inner}, ["to be", 'q"'])
+        required = array(one_of("to be", 'q"'), 0, 2) | {"uniqueItems": True}
+        found += [
+            closed({"type": one_of("array"), "items": inner, "minItems": whole(0, 2), "maxItems": whole(2, 4)}),
+            closed(
+                {
+                    "type": one_of("array"),
+                    "prefixItems": array(inner, 1),
+                    "items": one_of(False),
+                    "minItems": whole(0, 1),
+                }
+            ),
+            closed({"anyOf": array(inner, 2, 3)}),
+            closed(
+                {"type": one_of("object"), "properties": properties, "required": required}
+                | {"additionalProperties": one_of(False)}
+            ),
+        ]
+    return {"anyOf": found}
 
 
-def _plain(draw: random.Random, _depth: int) -> Schema:
-    return {"type": draw.choice(["boolean", "null", "integer"])}
-
-
-def _number(draw: random.Random, _depth: int) -> Schema:
-    least = draw.randint(-1000, 1000)
-    schema: Schema = {
-        "type": draw.choice(["integer", "number"]),
-        "minimum": least,
-        "maximum": least + draw.randint(0, 500),
+def anything(depth: int) -> Schema:
+    """A schema of schemas of any keywords with values of their types, also such as nothing keeps."""
+    inner: Schema = anything(depth - 1) if depth > 0 else {"enum": [True, False, {}, {"type": "null"}, {"minimum": 1}]}
+    types = ("null", "boolean", "integer", "number", "string", "array", "object")
+    number, few, name = {"type": "integer", "minimum": -9, "maximum": 9}, whole(0, 3), one_of("a", "b")
+    named: Schema = {"type": "object", "properties": {"a": inner, "b": inner}, "additionalProperties": False}
+    keywords = (
+        dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), number)
+        | dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), few)
+        | dict.fromkeys(("minContains", "maxContains"), few)
+        | dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames", "items"), inner)
+        | dict.fromkeys(("additionalProperties", "unevaluatedProperties", "unevaluatedItems"), inner)
+        | dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), array(inner, 1, 2))
+        | dict.fromkeys(("properties", "dependentSchemas", "$defs"), named)
+    )
+    keywords |= {
+        "type": {"anyOf": [one_of(*types), array(one_of(*types), 1, 3) | {"uniqueItems": True}]},
+        "enum": array(SCALARS, 1, 3),
+        "const": SCALARS,
+        "multipleOf": whole(1, 5),
+        "pattern": one_of("^a", "b$", "[ab]{2}", "^(?!a)", "^$"),
+        "format": one_of("date", "uuid", "email", "ipv6", "regex", "unheard-of"),
+        "uniqueItems": one_of(True, False),
+        "required": array(name, 0, 2) | {"uniqueItems": True},
+        "dependentRequired": {"type": "object", "properties": {"a": array(name, 0, 1)}, "additionalProperties": False},
+        "patternProperties": {"type": "object", "properties": {"^a": inner}, "additionalProperties": False},
+        "$ref": one_of("#", "#/$defs/a", "#/properties/b", "https://example.com/other"),
+        "title": one_of("T"),
     }
-    if schema["type"] == "integer" and draw.random() < 0.3:
-        step = draw.randint(1, 12)
-        schema |= {"multipleOf": step, "maximum": least + step + draw.randint(0, 90)}
-    return schema
+    return {
+        "type": "object",
+        "properties": keywords,
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 4,
+    }
 
 
-def _string(draw: random.Random, _depth: int) -> Schema:
-    if draw.random() < 0.4:
-        parts = ["[a-f]", "x", "(yes|no)", r"\d", "[^a-y]", "é", r"\.", "(a|bc)"]
-        pattern = "".join(draw.choice(parts) + draw.choice(["", "", "?", "{1,3}"]) for _ in range(draw.randint(1, 4)))
-        return {"type": "string", "pattern": f"^{pattern}$"}
-    least = draw.randint(0, 3)
-    return {"type": "string", "minLength": least, "maxLength": least + draw.randint(0, 5)}
+def drawn(shape: Schema, count: int, seed: int) -> list[Any]:
+    """So many values that keep the schema, by hypothesis-jsonschema; fewer where it draws one twice."""
+    found: dict[str, Any] = {}
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(from_schema(shape))
+    def collect(value: Any) -> None:
+        found.setdefault(json.dumps(value), value)
+
+    collect()
+    return list(found.values())
 
 
-def _choice(draw: random.Random, _depth: int) -> Schema:
-    values: list[Any] = ["a", "ab", 'b"c', "ü", "", 0, -1, 2.5, True, None, [1, "x"], {"k": None}]
-    return {"enum": draw.sample(values, draw.randint(1, 5))}
-
-
-def _array(draw: random.Random, depth: int) -> Schema:
-    least = draw.randint(0, 2)
-    return array(random_schema(draw, depth - 1), least, least + draw.randint(0, 2))
-
-
-def _tuple(draw: random.Random, depth: int) -> Schema:
-    items = [random_schema(draw, depth - 1) for _ in range(draw.randint(1, 3))]
-    return {"type": "array", "prefixItems": items, "items": False, "minItems": draw.randint(0, len(items))}
-
-
-def _object(draw: random.Random, depth: int) -> Schema:
-    names = draw.sample(["a", "b", "name", "to be", "x_1", "é", "list", 'q"', "😀"], draw.randint(0, 4))
-    properties = {name: random_schema(draw, depth - 1) for name in names}
-    return closed(properties, [name for name in names if draw.random() < 0.7])
-
-
-def _either(draw: random.Random, depth: int) -> Schema:
-    return {"anyOf": [random_schema(draw, depth - 1) for _ in range(draw.randint(2, 3))]}
-
-
-def schemas(count: int, seed: int) -> list[Schema]:
-    """So many of them, written ones first; the rest are the random ones of a seed."""
-    draw = random.Random(seed)
+@functools.cache
+def schemas(share: int, seed: int) -> list[Schema]:
+    """Every so many of 300: written ones, and drawn ones that some value keeps."""
     known = written()
-    return [*known[:count], *(random_schema(draw) for _ in range(count - len(known)))]
+    return [*known[::share], *drawn(shapes(2), (300 - len(known)) // share, seed)]
 
 
 def patterns(count: int, seed: int) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import openai
 import pydantic
 
 from support.api import Api
+
+T = TypeVar("T")
 
 AT_ONCE = 32
 ASKED: list[Any] = [{"role": "user", "content": "Tell me a story about the weather in Bern."}]
@@ -74,7 +76,7 @@ def joined(deltas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return calls
 
 
-def many(ask: Callable[[int], dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def many(ask: Callable[[int], T], count: int) -> list[T]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(ask, range(count)))
 

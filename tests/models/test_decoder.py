@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from textgen.models.decoder import Decoder, Model, PackedBatch
 from textgen.models.load import load_model
@@ -204,8 +205,14 @@ def test_copied_blocks_of_latents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", TINY)
 @torch.inference_mode()
-def test_bfloat16_is_as_near_to_float32_as_that_of_transformers(architecture: str, tmp_path: Path) -> None:
-    """By the median over positions, for a choice of experts that rounding turned over is far off in either."""
+def test_bfloat16_is_within_what_attention_back_ends_of_transformers_differ_by(
+    architecture: str, tmp_path: Path
+) -> None:
+    """As far from float32 as the farther of two of them, and no farther beyond that than they are from each other.
+
+    By the median over positions; with experts by the lowest tenth, for where rounding turned a choice of experts over,
+    all are far off, and so is what comes after.
+    """
     seed = fresh_seed()
     rng = random.Random(seed)
     changes = TINY[architecture].draw(rng)
@@ -217,12 +224,29 @@ def test_bfloat16_is_as_near_to_float32_as_that_of_transformers(architecture: st
     for length in (40, 19, 1):
         run_step(model, cache, [(sequence, length)])
     exact = reference_logits(reference, sequence.tokens)
-    theirs = reference_logits(reference.bfloat16(), sequence.tokens).float()
     ours = torch.cat(sequence.logits)
+    eager, *others = by_back_ends(reference.bfloat16(), sequence.tokens)
 
-    def error(logits: torch.Tensor) -> float:
-        return float((logits - exact).norm(dim=-1).median() / exact.norm(dim=-1).median())
+    share = 0.1 if any(isinstance(layer.mlp, ExpertsSpec) for layer in model.spec.layers) else 0.5
 
-    has_experts = any(isinstance(layer.mlp, ExpertsSpec) for layer in model.spec.layers)
+    def distance(left: torch.Tensor, right: torch.Tensor) -> float:
+        return float((left - right).norm(dim=-1).quantile(share) / exact.norm(dim=-1).median())
+
+    theirs = [distance(each, exact) for each in (eager, *others)]
+    # Back ends differ by half of their error at least, which is what a model that has only one is given.
+    apart = distance(eager, others[0]) if others else 0.5 * theirs[0]
+    print(f"ours {distance(ours, exact):.4f}, theirs {theirs}, apart {apart:.4f}")
     assert ours.isfinite().all()
-    assert error(ours) < max(2 * error(theirs), 0.2 if has_experts else 0.02)
+    assert distance(ours, exact) <= max(theirs) + apart
+
+
+def by_back_ends(model: PreTrainedModel, tokens: list[int]) -> list[torch.Tensor]:
+    """[tokens, vocab] float32 each: those of Transformers' eager attention, and of torch's own where it is another."""
+    model.set_attn_implementation("eager")
+    found = [reference_logits(model, tokens).float()]
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:  # the model's attention is one that torch does not have
+        return found
+    other = reference_logits(model, tokens).float()
+    return found if torch.equal(other, found[0]) else [*found, other]
