@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 .SUFFIXES:
 .PHONY: help serve build test test-rust lint-test-rust test-python test-cpu-asan test-integration fuzz-api lint lint-rust lint-python format wheel \
   demo-model docs-settings docs-models clean bench-cpu bench-router bench-report bench-scheduler bench-startup bench-structured \
-  bench-offline gpu-check gpu-bench soak soak-restart image check-tools
+  bench-offline bench-serving gpu-check gpu-bench soak soak-restart image check-tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,10 @@ bench-scheduler: $(BENCH) ## Simulate the scheduler on devices and clusters that
 
 bench-startup: $(BENCH) $(BUILT) ## Measure a start beside llama-server, vLLM and Transformers: make bench-startup [ARGS="--rounds 5"]
 	$(BIN)/python -m benchmark.startup.run $(ARGS)
+	$(BIN)/python -m benchmark.report
+
+bench-serving: $(BENCH) $(BUILT) ## Measure chats over HTTP beside vLLM's server and llama-server: make bench-serving [ARGS="--formats int8"]
+	$(BIN)/python -m benchmark.serving.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 
 bench-offline: $(BENCH) $(BUILT) ## Measure a list of 1,000 prompts beside Transformers: make bench-offline [ARGS="--prompts 100"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -59,6 +60,17 @@ def gguf_of(shape: str, folder: Path) -> Path:
     made = folder / f"{shape}-bf16.gguf"
     if not made.exists():
         write_gguf(folder_of(shape, folder), made.with_suffix(".part")).rename(made)
+    return made
+
+
+def q8_of(shape: str, folder: Path) -> Path:
+    """The same as a GGUF file of 8 bits, by llama.cpp's own program; missing where that was not built."""
+    source, tool = gguf_of(shape, folder), folder / "llama.cpp" / "llama.cpp" / "bin" / "llama-quantize"
+    made = folder / f"{shape}-Q8_0.gguf"
+    if not made.exists() and tool.exists():
+        part = made.with_suffix(".part")
+        subprocess.run([tool, source, part, "Q8_0"], check=True, capture_output=True)
+        part.rename(made)
     return made
 
 

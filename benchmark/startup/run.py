@@ -19,9 +19,10 @@ from statistics import median
 
 from benchmark.cpu.peers import PEERS, PeerMissing, prepare, version_of
 from benchmark.report import Report, Row
+from benchmark.servers import LlamaServer, Models, NotStarted, Program, Started, Textgen, Vllm
 from benchmark.startup.cache import forget, read_at_full_speed, resident
 from benchmark.startup.model import BUILT_IN, write, write_gguf
-from benchmark.startup.programs import LlamaServer, Models, NotStarted, Program, Started, Textgen, Transformers, Vllm
+from benchmark.startup.programs import Transformers
 from textgen import __version__
 
 ROOT = Path(__file__).resolve().parent.parent.parent

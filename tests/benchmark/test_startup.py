@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmark.servers import Models, NotStarted, Program, Started
 from benchmark.startup.cache import forget, read_at_full_speed, resident
 from benchmark.startup.model import BUILT_IN, write, write_gguf
-from benchmark.startup.programs import Models, NotStarted, Program, Started
 from benchmark.startup.run import COLD, FIRST, LARGE, OURS, SMALL, WARM, Results, measure, notes, rows
 from textgen.gguf.unpack import unpack
 from textgen.models.decoder import Decoder
