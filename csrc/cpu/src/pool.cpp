@@ -1,8 +1,9 @@
 // Persistent workers: they spin for a while after their last work, since the next step comes soon, and then sleep on a futex.
 // A barrier spins too, which is what makes hundreds of operations a step cheap: but only where the cores are ours. Where others
 // want them, who spins uses up its share of the core for nothing and has to wait when there is work, ten times as long as the
-// step takes. So a thread that finds others on its core, or waits far longer than kernels take, goes to sleep at once for some
-// time, and then tries again.
+// step takes. So a thread that loses much of its time to others goes to sleep at once for a while, and then tries again. Much:
+// to sleep and be woken at each barrier takes longer than most steps do, so a router that now and then has the core for some
+// hundred microseconds, or a host that does, is waited for.
 #include "pool.h"
 
 #include <errno.h>
@@ -34,27 +35,38 @@ int64_t now_ns() {
   return static_cast<int64_t>(time.tv_sec) * 1000000000 + time.tv_nsec;
 }
 
-constexpr int64_t kBarrierSpin = 500000;  // nanoseconds; far above what uneven shares cost in a decode step
+constexpr int64_t kBarrierSpin = 500000;  // nanoseconds, as all; far above what uneven shares cost in a decode step
 constexpr int64_t kCurtSpin = 4000;       // while others want the cores
 constexpr int64_t kStolen = 100000;       // between two looks at the clock: somebody else had the core
 constexpr int32_t kLooks = 16;            // turns between them
-constexpr int32_t kFewest = 256, kMost = 16384, kCalm = 4096;  // waits
+constexpr int64_t kLost = 4000000;        // what may be lost before a thread is curt
+constexpr int64_t kOnce = 3000000;        // what one wait counts at most: a process may have been stopped for minutes
+constexpr int64_t kForgiven = 4;          // of the time that passes, one part in so many is forgiven
+constexpr int64_t kShortest = 20000000, kLongest = 500000000;  // how long it is curt; each time twice as long
 
-// How a thread waits: patiently, or curtly for some waits after it was disturbed, each time twice as many.
+// How a thread waits: patiently, or curtly for a while after it has lost much of its time.
 struct Patience {
-  int32_t curt = 0;        // waits to come that are
-  int32_t next = kFewest;  // how many there will be
-  int32_t calm = 0;        // patient waits since
+  int64_t lost = 0;
+  int64_t looked = 0;  // when `lost` was brought up to date
+  int64_t until = 0;   // it is curt; 0 while it is not
+  int64_t ended = 0;   // when it was last
+  int64_t period = kShortest;
 
-  bool spent() {
-    if (curt > 0) return curt--, true;
-    if (++calm == kCalm) next = kFewest;
+  bool curt() {
+    if (until == 0) return false;
+    const int64_t now = now_ns();
+    if (now < until) return true;
+    until = 0, ended = looked = now, lost = 0;
     return false;
   }
-  void disturb() {
-    curt = next;
-    next = next < kMost ? 2 * next : kMost;
-    calm = 0;
+  void lose(int64_t now, int64_t time) {
+    const int64_t forgiven = (now - looked) / kForgiven;
+    lost = (lost > forgiven ? lost - forgiven : 0) + (time < kOnce ? time : kOnce);
+    looked = now;
+    if (lost < kLost) return;
+    if (now - ended > 2 * kLongest) period = kShortest;
+    until = now + period;
+    period = period < kLongest ? 2 * period : kLongest;
   }
 };
 
@@ -75,17 +87,21 @@ struct alignas(64) Gate {
   // Returns once the value is no longer `seen`. soon: it changes in less than `spin_ns` unless something is in the way.
   void wait(uint32_t seen, int64_t spin_ns, bool soon) {
     if (value.load(std::memory_order_acquire) != seen) return;
-    const bool curt = patience.spent();
-    if (spin(seen, curt && spin_ns > kCurtSpin ? kCurtSpin : spin_ns, soon && !curt)) return;
+    const bool curt = patience.curt();
+    int64_t counted = 0;  // until when the wait was looked at
+    if (spin(seen, curt && spin_ns > kCurtSpin ? kCurtSpin : spin_ns, soon && !curt, &counted)) return;
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     while (value.load(std::memory_order_seq_cst) == seen) {
       syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
     }
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (!soon || curt) return;
+    const int64_t now = now_ns();
+    patience.lose(now, now - counted);
   }
 
-  // Whether the value changed in that time.
-  bool spin(uint32_t seen, int64_t spin_ns, bool soon) {
+  // Whether the value changed in that time. What was lost until `counted` has been told to the thread's patience.
+  bool spin(uint32_t seen, int64_t spin_ns, bool soon, int64_t *counted) {
     if (spin_ns <= 0) return false;
     int64_t begun = 0, looked = 0;
     for (int32_t turn = 1;; turn++) {
@@ -93,10 +109,12 @@ struct alignas(64) Gate {
       relax();
       if (turn % kLooks != 0) continue;
       const int64_t now = now_ns();
-      if (begun == 0) begun = looked = now;
-      const bool stolen = now - looked > kStolen, over = now - begun >= spin_ns;
-      if (stolen || (over && soon)) patience.disturb();
-      if (stolen || over) return value.load(std::memory_order_acquire) != seen;
+      if (begun == 0) begun = looked = *counted = now;
+      if (soon && now - looked > kStolen) {
+        patience.lose(now, now - *counted);
+        *counted = now;
+      }
+      if (now - begun >= spin_ns || (soon && patience.until != 0)) return value.load(std::memory_order_acquire) != seen;
       looked = now;
     }
   }

@@ -1,5 +1,6 @@
 //! What turns a body into a valid request: template, tokens, then every rule. What leaves here is valid.
 
+pub(crate) mod encoder;
 pub mod error;
 mod files;
 mod infill;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::de::IgnoredAny;
 use tokenizers::{NormalizerWrapper, Tokenizer};
 
+use super::encoder::Encoder;
 pub use super::files::LoadError;
 use super::files::{read_json, read_optional};
 use super::infill::Infill;
@@ -19,6 +20,7 @@ use crate::output::token_table::{Entry, TokenTable};
 /// Tokenizer, special tokens and chat template of one model; shared by `input` and `output`.
 pub struct ModelText {
     tokenizer: Tokenizer,
+    encoder: Encoder,
     joining: Joining,
     table: TokenTable,
     special: SpecialTokens,
@@ -51,7 +53,8 @@ impl ModelText {
         let shrinkage = shrinkage(&tokenizer).filter(|_| joining == Joining::Bytes);
         let longest_token = shrinkage.map(|times| table.longest().saturating_mul(times));
         let infill = Infill::of(&tokenizer);
-        Ok(Self { tokenizer, joining, table, special, templates, longest_token, infill })
+        let encoder = Encoder::of(&tokenizer);
+        Ok(Self { tokenizer, encoder, joining, table, special, templates, longest_token, infill })
     }
 
     /// Ids that end a sequence, ascending.
@@ -104,6 +107,14 @@ impl ModelText {
 
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// The ids of a text.
+    ///
+    /// # Errors
+    /// The library's own.
+    pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> tokenizers::Result<Vec<u32>> {
+        self.encoder.encode(&self.tokenizer, text, add_special_tokens)
     }
 
     pub(crate) fn joining(&self) -> &Joining {

@@ -78,9 +78,9 @@ fn encode(
     if !cut {
         check_length(model, limits, text.len())?;
     }
-    let encoding = model.tokenizer().encode_fast(text, add_special_tokens).map_err(|error| untokenizable(&error))?;
-    check_ids("inputs", encoding.get_ids(), model)?;
-    Ok(encoding.get_ids().to_vec())
+    let ids = model.encode(text, add_special_tokens).map_err(|error| untokenizable(&error))?;
+    check_ids("inputs", &ids, model)?;
+    Ok(ids)
 }
 
 /// What the tokenizer puts before every text, then a gap and what is around it, in the order that the model was taught.
@@ -91,11 +91,9 @@ fn infill(model: &ModelText, limits: &Limits, prefix: &str, suffix: &str) -> Res
         ));
     };
     check_length(model, limits, prefix.len() + suffix.len())?;
-    let encode =
-        |text: &str, special| model.tokenizer().encode_fast(text, special).map_err(|error| untokenizable(&error));
-    let mut ids = encode("", true)?.get_ids().to_vec();
-    let before = encode(prefix, false)?;
-    infill.arrange(&mut ids, before.get_ids(), &encode_inside(model, suffix)?);
+    let encode = |text: &str, special| model.encode(text, special).map_err(|error| untokenizable(&error));
+    let mut ids = encode("", true)?;
+    infill.arrange(&mut ids, &encode(prefix, false)?, &encode_inside(model, suffix)?);
     check_ids("prompt", &ids, model)?;
     Ok(ids)
 }
@@ -108,7 +106,7 @@ fn infill(model: &ModelText, limits: &Limits, prefix: &str, suffix: &str) -> Res
 pub(super) fn encode_inside(model: &ModelText, text: &str) -> Result<Vec<u32>, InputError> {
     let refused = |error: tokenizers::Error| untokenizable(&error);
     if !matches!(model.joining(), Joining::Pieces(_)) {
-        return Ok(model.tokenizer().encode_fast(text, false).map_err(refused)?.get_ids().to_vec());
+        return model.encode(text, false).map_err(refused);
     }
     let encoding = model.tokenizer().encode(format!("{ANCHOR}{text}"), false).map_err(refused)?;
     let ids = encoding.get_ids().iter().zip(encoding.get_offsets());

@@ -139,6 +139,6 @@ fn byte_of(character: char, alphabet: &[u8]) -> Option<u8> {
 
 /// Byte-level BPE writes a printable Latin-1 byte as itself and the others, in order, as U+0100 and up: this lists
 /// the others.
-fn byte_level_alphabet() -> Vec<u8> {
+pub(crate) fn byte_level_alphabet() -> Vec<u8> {
     (0..=255).filter(|byte| !matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF)).collect()
 }

@@ -260,4 +260,14 @@ TG_INLINE void locate(const Cached &cached, const int64_t *rows, int64_t count, 
   }
 }
 
+// Asks for the rows of a cache before they are needed: they lie apart, so that the processor does not guess them.
+template <typename S>
+TG_INLINE void ask_for(const Cached &cached, const int64_t *rows, int64_t count) {
+  const char *from = cached.address + cached.head * cached.dim * sizeof(S);
+  for (int64_t i = 0; i < count; i++) {
+    const char *row = from + rows[i] * cached.stride * sizeof(S);
+    for (int64_t at = 0; at < cached.dim * static_cast<int64_t>(sizeof(S)); at += 64) __builtin_prefetch(row + at, 0, 3);
+  }
+}
+
 }  // namespace tg::TG_ISA

@@ -77,12 +77,24 @@ void attend(const Attention &form, const Task &task, const Workspace &space, con
   const Q *query = reinterpret_cast<const Q *>(space.query);
   const Cached of_keys = cached_keys(form, task.kv_head), of_values = cached_values(form, task.kv_head, form.value_lanes);
   Rows walk(*form.group, task.segment, task.begin + first * kUnit);
+  int64_t around[2][kUnit];  // rows of a unit and of the next one
+  const auto find = [&](int64_t unit) {
+    const int64_t count = least(kUnit, task.end - task.begin - unit * kUnit);
+    for (int64_t i = 0; i < count; i++) around[unit & 1][i] = walk.next();
+    return count;
+  };
+  int64_t following = find(first);
+  ask_for<S>(of_keys, around[first & 1], following);
   for (int64_t unit = first; unit < last; unit++) {
-    const int64_t key = task.begin + unit * kUnit, count = least(kUnit, task.end - key);
+    const int64_t key = task.begin + unit * kUnit, count = following;
     const int64_t padded = round_up(count, kLanes);
-    int64_t rows[kUnit];
-    for (int64_t i = 0; i < count; i++) rows[i] = walk.next();
+    int64_t *rows = around[unit & 1];
     for (int64_t i = count; i < padded; i++) rows[i] = rows[count - 1];  // read, then masked
+    ask_for<S>(of_values, rows, count);
+    if (unit + 1 < last) {
+      following = find(unit + 1);
+      ask_for<S>(of_keys, around[(unit + 1) & 1], following);
+    }
     const T *keys[kUnit], *values[kUnit];
     locate<T, S>(of_keys, rows, padded, reinterpret_cast<T *>(space.keys), keys);
     locate<T, S>(of_values, rows, count, reinterpret_cast<T *>(space.values), values);
