@@ -65,7 +65,7 @@ struct Patience {
     looked = now;
     if (lost < kLost) return;
     if (now - ended > 2 * kLongest) period = kShortest;
-    until = now + period;
+    until = now + period, lost = 0;  // what this wait still takes must not count as the next time
     period = period < kLongest ? 2 * period : kLongest;
   }
 };
