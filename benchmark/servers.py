@@ -12,12 +12,13 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from benchmark.cpu.peers import PEERS, PeerMissing, prepare, version_of
 from benchmark.processes import family, peak
 
 SECONDS = 600.0  # after which a start has failed
@@ -83,6 +84,9 @@ class Program:
     def weights(self, models: Models) -> Path:
         """The file that it loads."""
         return models.folder / "model.safetensors"
+
+
+P = TypeVar("P", bound=Program)
 
 
 class Server(Program):
@@ -198,6 +202,27 @@ class Vllm(Server):
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{room.threads - 1}",
             "OMP_NUM_THREADS": str(room.threads),
         }  # fmt: skip
+
+
+def with_peers(
+    ours: P, makers: Mapping[str, Callable[[Path], P]], wanted: Sequence[str], folder: Path, missing: dict[str, str],
+    versions: dict[str, str],
+) -> list[P]:  # fmt: skip
+    """Ours first, then those wanted that can be made; their environments are made first where they are not. makers: by
+    the name of the peer. missing, versions: what is learned on the way."""
+    found = [ours]
+    for peer in PEERS:
+        if peer.name not in makers or peer.name not in wanted:
+            continue
+        print(f"{peer.name}: its environment", flush=True)
+        try:
+            python = prepare(peer, folder)
+            program = makers[peer.name](python)
+            versions[program.name] = version_of(peer, python)
+            found.append(program)
+        except PeerMissing as error:
+            missing[peer.name] = str(error)
+    return found
 
 
 def _library() -> Path:

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmark.cpu.peers import PEERS, PeerMissing, prepare, version_of
 from benchmark.cpu.shapes import SHAPES, folder_of, gguf_of, q8_of, w8a8_of
 from benchmark.processes import family, peak
 from benchmark.report import Report, Row
-from benchmark.servers import LlamaServer, Models, NotStarted, Room, Running, Server, Textgen, Vllm
+from benchmark.servers import LlamaServer, Models, NotStarted, Room, Running, Server, Textgen, Vllm, with_peers
 from benchmark.serving.load import Request, Turn, Unanswered, chats, requests
 from benchmark.structured.masks import large
 from textgen import __version__
@@ -175,19 +174,8 @@ def _servers(wanted: Sequence[str], folder: Path, results: Results, versions: di
         "llama.cpp": LlamaServer,
         "vllm": lambda python: Vllm(python, folder / "vllm" / "cache"),
     }
-    found: list[Server] = [Textgen()]
-    for peer in PEERS:
-        if peer.name not in makers or peer.name not in wanted:
-            continue
-        print(f"{peer.name}: its environment", flush=True)
-        try:
-            python = prepare(peer, folder)
-            server = makers[peer.name](python)
-            versions[server.name] = version_of(peer, python)
-            found.append(server)
-        except PeerMissing as error:
-            results.missing[peer.name] = str(error)
-    return found
+    ours: Server = Textgen()
+    return with_peers(ours, makers, wanted, folder, results.missing, versions)
 
 
 def notes(results: Results, threads: int, rounds: int, load: float) -> list[str]:

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmark.cpu.peers import PEERS, PeerMissing, prepare, version_of
 from benchmark.report import Report, Row
-from benchmark.servers import LlamaServer, Models, NotStarted, Program, Started, Textgen, Vllm
+from benchmark.servers import LlamaServer, Models, NotStarted, Program, Started, Textgen, Vllm, with_peers
 from benchmark.startup.cache import forget, read_at_full_speed, resident
 from benchmark.startup.model import BUILT_IN, write, write_gguf
 from benchmark.startup.programs import Transformers
@@ -135,19 +134,8 @@ def _programs(wanted: Sequence[str], folder: Path, results: Results, versions: d
         "vllm": lambda python: Vllm(python, folder / "vllm" / "cache"),
         "transformers": lambda _: Transformers(),
     }
-    found: list[Program] = [Textgen()]
-    for peer in PEERS:
-        if peer.name not in makers or peer.name not in wanted:
-            continue
-        print(f"{peer.name}: its environment", flush=True)
-        try:
-            python = prepare(peer, folder)
-            program = makers[peer.name](python)
-            versions[program.name] = version_of(peer, python)
-            found.append(program)
-        except PeerMissing as error:
-            results.missing[peer.name] = str(error)
-    return found
+    ours: Program = Textgen()
+    return with_peers(ours, makers, wanted, folder, results.missing, versions)
 
 
 def main() -> None:
