@@ -317,6 +317,7 @@ llm = LLM(sys.argv[1], threads=1)
 print(llm.engine.plan.max_total_tokens, flush=True)
 for piece in llm.stream("a b c", SamplingParams(max_tokens=None, ignore_eos=True)):
     break
+llm.generate("a b c", SamplingParams(max_tokens=1))  # in the midst of an import Python may lose an interrupt
 print("begun", flush=True)
 while True:
     llm.generate(["a b c"] * 600, SamplingParams(max_tokens=None, ignore_eos=True))
@@ -324,16 +325,19 @@ while True:
 
 
 def test_ctrl_c_ends_a_program_and_its_shard(tiny_folder: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tiny_folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=environment(), text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline().strip().isdigit()
-    assert process.stdout.readline() == "begun\n"
-    (shard,) = [pid for pid in children(process.pid) if "textgen.shard" in command_line(pid)]
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    command = [sys.executable, "-c", PROGRAM, str(tiny_folder)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip().isdigit()
+            assert process.stdout.readline() == "begun\n"
+            (shard,) = [pid for pid in children(process.pid) if "textgen.shard" in command_line(pid)]
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert "KeyboardInterrupt" in errors
     assert process.returncode in (1, 130, -signal.SIGINT)
     until(lambda: not running(shard), "the shard has ended")
