@@ -1,11 +1,14 @@
 //! What happens around every handler: request ids, error bodies, counting.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use futures::future::FutureExt;
 use uuid::Uuid;
 
 use super::errors::{ApiError, Dialect};
@@ -20,7 +23,7 @@ const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// What is asked many times a minute by who watches the server is no news in traces.
 const QUIET: [&str; 6] = ["/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready", "/metrics"];
 
-/// Ends every answer: renders an error in its route's dialect, names the request, counts it.
+/// Ends every answer: renders an error in its route's dialect, names the request, counts it. A handler that panics is an error too.
 pub async fn finish(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let id = request_id(&request);
     let dialect = Dialect::of_path(request.uri().path());
@@ -35,7 +38,7 @@ pub async fn finish(State(state): State<AppState>, mut request: Request, next: N
         _ => None,
     };
 
-    let mut response = next.run(request).await;
+    let mut response = caught(next.run(request)).await;
     // Where bodies of several dialects arrive, the handler knows better than the path.
     let dialect = response.extensions_mut().remove::<Dialect>().unwrap_or(dialect);
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
@@ -97,8 +100,14 @@ pub async fn method_not_allowed(request: Request) -> ApiError {
     ApiError::MethodNotAllowed(request.method().to_string())
 }
 
+/// An answer, also of a handler that panics. A layer that does this would put a box of its own around each body, to be gone
+/// through with each token.
+async fn caught(answer: impl Future<Output = Response>) -> Response {
+    AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(panicked)
+}
+
 /// What a handler that panicked answers; the reason is in the log, not in the answer.
-pub fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let reason = match panic.downcast::<String>() {
         Ok(reason) => *reason,
         Err(panic) => panic.downcast::<&str>().map_or_else(|_| "unknown".to_owned(), |reason| reason.to_string()),

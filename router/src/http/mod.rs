@@ -39,7 +39,6 @@ use axum::http::{HeaderValue, Method, header};
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use tower::util::option_layer;
-use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 pub use self::listener::{Answers, Door, serve, upkeep};
@@ -102,7 +101,6 @@ pub fn app(state: AppState) -> Router {
         .method_not_allowed_fallback(layers::method_not_allowed)
         .layer(DefaultBodyLimit::max(state.settings.payload_limit))
         .layer(option_layer(state.ring.needed().then(|| from_fn_with_state(state.clone(), keys::required))))
-        .layer(CatchPanicLayer::custom(layers::panicked))
         .layer(from_fn_with_state(state.clone(), layers::finish))
         .layer(cors(&state.settings))
         .with_state(state)

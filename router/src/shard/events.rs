@@ -15,6 +15,9 @@ use super::handle::Event;
 
 /// Events that a queue has room for before it grows: a reader that keeps up has one at a time.
 const USUAL: usize = 4;
+/// Readers that are woken at once, before the others are: they fit into the queue of a thread of tokio's, and run while what was
+/// touched to wake them is still in the cache.
+const AT_ONCE: usize = 64;
 
 /// An event that was not taken: the reader has gone, or its queue is full.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -201,7 +204,7 @@ pub struct Bell {
 #[derive(Debug, Default)]
 struct Rung {
     attended: bool,
-    readers: Vec<Waker>,
+    readers: VecDeque<Waker>,
 }
 
 impl Bell {
@@ -212,7 +215,7 @@ impl Bell {
         }
         let mut rung = self.lock();
         if rung.attended {
-            rung.readers.append(&mut wakes.0);
+            rung.readers.extend(wakes.0.drain(..));
             drop(rung);
             self.rings.notify_one();
         } else {
@@ -223,13 +226,19 @@ impl Bell {
 
     /// Wakes readers where this runs, for ever. For one task.
     pub async fn attend(self: Arc<Self>) {
-        let attendance = Attendance(&self);
+        let mut attendance = Attendance { bell: &self, readers: VecDeque::new() };
         self.lock().attended = true;
-        let mut readers = Vec::new();
         loop {
             self.rings.notified().await;
-            std::mem::swap(&mut attendance.0.lock().readers, &mut readers);
-            readers.drain(..).for_each(Waker::wake);
+            std::mem::swap(&mut attendance.bell.lock().readers, &mut attendance.readers);
+            loop {
+                let some = attendance.readers.len().min(AT_ONCE);
+                attendance.readers.drain(..some).for_each(Waker::wake);
+                if attendance.readers.is_empty() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
         }
     }
 
@@ -239,15 +248,19 @@ impl Bell {
 }
 
 /// While it is there, somebody attends to the bell.
-struct Attendance<'a>(&'a Bell);
+struct Attendance<'a> {
+    bell: &'a Bell,
+    /// Still to be woken.
+    readers: VecDeque<Waker>,
+}
 
 impl Drop for Attendance<'_> {
     fn drop(&mut self) {
-        let mut rung = self.0.lock();
+        let mut rung = self.bell.lock();
         rung.attended = false;
         let left = std::mem::take(&mut rung.readers);
         drop(rung);
-        left.into_iter().for_each(Waker::wake);
+        self.readers.drain(..).chain(left).for_each(Waker::wake);
     }
 }
 
@@ -368,5 +381,21 @@ mod tests {
         drop(attending);
         assert_eq!(told.times(), 5, "what was left is not forgotten");
         drop((ends, more, last));
+    }
+    /// Others have their turn between two lots of readers, and none is forgotten when nobody attends any more.
+    #[test]
+    fn many_readers_are_woken_lot_by_lot() {
+        let bell = Arc::<Bell>::default();
+        let ((told, waker), (rung, attendant)) = (reader(), reader());
+        let mut context = Context::from_waker(&attendant);
+        let mut attending = Box::pin(Arc::clone(&bell).attend());
+        assert!(attending.as_mut().poll(&mut context).is_pending());
+        bell.ring(&mut Wakes(vec![waker; 2 * AT_ONCE + 1]));
+        for lot in 1..=2 {
+            assert!(attending.as_mut().poll(&mut context).is_pending());
+            assert_eq!((told.times(), rung.times()), (lot * AT_ONCE, 1 + lot), "it comes again by itself");
+        }
+        drop(attending);
+        assert_eq!(told.times(), 2 * AT_ONCE + 1);
     }
 }

@@ -315,7 +315,6 @@ async fn a_panic_is_500_and_says_nothing_of_its_reason() {
     let server = Server::new();
     let app: axum::Router = axum::Router::new()
         .route("/boom", axum::routing::get(boom))
-        .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
         .layer(axum::middleware::from_fn_with_state(server.state.clone(), layers::finish));
     let response = app.oneshot(Request::get("/boom").body(Body::empty()).unwrap()).await.unwrap();
     assert_eq!(response.status(), 500);
