@@ -99,6 +99,7 @@ def measure(
                     turn = asyncio.run(chats(server, where, models, asked, case.at_once))
                 except (Unanswered, OSError) as error:
                     results.missing[f"{server.name}, {model}, {name}"] = str(error)
+                    print(f"{model}, {name}, {server.name}: {error}", flush=True)
                     found.pop(server.name, None)
                     continue
                 if number:

@@ -260,14 +260,13 @@ TG_INLINE void locate(const Cached &cached, const int64_t *rows, int64_t count, 
   }
 }
 
-// Asks for the rows of a cache before they are needed: they lie apart, so that the processor does not guess them.
+// Asks for a row of a cache before it is needed: rows lie apart, so that the processor does not guess them. It comes into the cache
+// of the second level: the first is full of what is worked on.
 template <typename S>
-TG_INLINE void ask_for(const Cached &cached, const int64_t *rows, int64_t count) {
-  const char *from = cached.address + cached.head * cached.dim * sizeof(S);
-  for (int64_t i = 0; i < count; i++) {
-    const char *row = from + rows[i] * cached.stride * sizeof(S);
-    for (int64_t at = 0; at < cached.dim * static_cast<int64_t>(sizeof(S)); at += 64) __builtin_prefetch(row + at, 0, 3);
-  }
+TG_INLINE void ask_for(const Cached &cached, int64_t row) {
+  const int64_t bytes = cached.dim * static_cast<int64_t>(sizeof(S));
+  const char *from = cached.address + cached.head * bytes + row * cached.stride * static_cast<int64_t>(sizeof(S));
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
 }  // namespace tg::TG_ISA

@@ -31,10 +31,11 @@ TG_INLINE Vec products(const Bf16 *query, const Bf16 *const *keys, int64_t dim) 
 
 constexpr int kColumns = kRegisters == 32 ? 4 : 2;  // vectors of values at a time, so that the sums stay in registers
 
-// out[row] += sum over keys of weights[row][key] * values[key], for `rows` rows and `columns` vectors.
-template <int rows, int columns, typename V>
+// out[row] += sum over keys of weights[row][key] * values[key], for `rows` rows and `columns` vectors. `before` is told of each
+// key.
+template <int rows, int columns, typename V, typename F>
 TG_INLINE void add_block(const float *weights, const V *const *values, int64_t count, int64_t column, float *out,
-                          int64_t stride) {
+                          int64_t stride, const F &before) {
   Vec total[rows][columns];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; r++) {
@@ -42,6 +43,7 @@ TG_INLINE void add_block(const float *weights, const V *const *values, int64_t c
     for (int c = 0; c < columns; c++) total[r][c] = load(out + r * stride + column + c * kLanes);
   }
   for (int64_t key = 0; key < count; key++) {
+    before(key, column);
     Vec value[columns];
 #pragma GCC unroll 16
     for (int c = 0; c < columns; c++) value[c] = load(values[key] + column + c * kLanes);
@@ -59,14 +61,16 @@ TG_INLINE void add_block(const float *weights, const V *const *values, int64_t c
   }
 }
 
-template <int rows, typename V>
-TG_INLINE void add_values(const Attention &form, const float *weights, const V *const *values, int64_t count, float *out) {
+// The same for all columns.
+template <int rows, typename V, typename F>
+TG_INLINE void add_values(const Attention &form, const float *weights, const V *const *values, int64_t count, float *out,
+                          const F &before) {
   int64_t column = 0;
   for (; column + kColumns * kLanes <= form.value_lanes; column += kColumns * kLanes) {
-    add_block<rows, kColumns>(weights, values, count, column, out, form.padded_value);
+    add_block<rows, kColumns>(weights, values, count, column, out, form.padded_value, before);
   }
   for (; column < form.value_lanes; column += kLanes) {
-    add_block<rows, 1>(weights, values, count, column, out, form.padded_value);
+    add_block<rows, 1>(weights, values, count, column, out, form.padded_value, before);
   }
 }
 
@@ -84,23 +88,27 @@ void attend(const Attention &form, const Task &task, const Workspace &space, con
     return count;
   };
   int64_t following = find(first);
-  ask_for<S>(of_keys, around[first & 1], following);
+  for (int64_t i = 0; i < following; i++) {
+    ask_for<S>(of_keys, around[first & 1][i]);
+    ask_for<S>(of_values, around[first & 1][i]);
+  }
   for (int64_t unit = first; unit < last; unit++) {
     const int64_t key = task.begin + unit * kUnit, count = following;
     const int64_t padded = round_up(count, kLanes);
     int64_t *rows = around[unit & 1];
     for (int64_t i = count; i < padded; i++) rows[i] = rows[count - 1];  // read, then masked
-    ask_for<S>(of_values, rows, count);
-    if (unit + 1 < last) {
-      following = find(unit + 1);
-      ask_for<S>(of_keys, around[(unit + 1) & 1], following);
-    }
+    const int64_t *next = around[(unit + 1) & 1];
+    following = unit + 1 < last ? find(unit + 1) : 0;
     const T *keys[kUnit], *values[kUnit];
     locate<T, S>(of_keys, rows, padded, reinterpret_cast<T *>(space.keys), keys);
     locate<T, S>(of_values, rows, count, reinterpret_cast<T *>(space.values), values);
+    // The next unit is asked for piece by piece between the products of this one: more at once would have to wait.
     for (int64_t row = 0; row < task.count; row++) {
       float *scores = space.scores + row * kUnit;
       for (int64_t i = 0; i < padded; i += kLanes) {
+        if (row == 0) {
+          for (int64_t j = i; j < least(i + kLanes, following); j++) ask_for<S>(of_keys, next[j]);
+        }
         store(scores + i, products(query + row * form.padded_dim, keys + i, form.padded_dim));
       }
     }
@@ -111,11 +119,14 @@ void attend(const Attention &form, const Task &task, const Workspace &space, con
     for (int64_t row = 0; row < task.count; row += 4) {
       const float *weights = space.scores + row * kUnit;
       float *out = partial.out + row * form.padded_value;
+      const auto ask = [&](int64_t i, int64_t column) {
+        if (row == 0 && column == 0 && i < following) ask_for<S>(of_values, next[i]);
+      };
       switch (task.count - row) {
-        case 1: add_values<1>(form, weights, values, count, out); break;
-        case 2: add_values<2>(form, weights, values, count, out); break;
-        case 3: add_values<3>(form, weights, values, count, out); break;
-        default: add_values<4>(form, weights, values, count, out); break;
+        case 1: add_values<1>(form, weights, values, count, out, ask); break;
+        case 2: add_values<2>(form, weights, values, count, out, ask); break;
+        case 3: add_values<3>(form, weights, values, count, out, ask); break;
+        default: add_values<4>(form, weights, values, count, out, ask); break;
       }
     }
   }
