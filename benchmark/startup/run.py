@@ -95,8 +95,9 @@ def rows(results: Results, versions: dict[str, str]) -> list[Row]:
         if name == LARGE:
             reading = median(results.reading[name, cache])
             placed = median(each.phases.get("read", 0.0) + each.phases.get("place", 0.0) for each in ours)
-            for metric, seconds in ((FIRST, first), ("weights in place", placed)):
-                found.append(Row(case, metric, "s", seconds, "reading the file", None, reading, "ratio < 2"))
+            # Weights: at no less than 80 % of the speed of reading, counted from when the libraries are there.
+            for metric, seconds, bar in ((FIRST, first, "ratio < 2"), ("weights in place", placed, "ratio <= 1.25")):
+                found.append(Row(case, metric, "s", seconds, "reading the file", None, reading, bar))
         for phase in ours[0].phases:
             found.append(Row(case, phase, "s", median(each.phases.get(phase, 0.0) for each in ours)))
     return found

@@ -32,7 +32,7 @@ TG_INLINE Vec products(const Bf16 *query, const Bf16 *const *keys, int64_t dim) 
 constexpr int kColumns = kRegisters == 32 ? 4 : 2;  // vectors of values at a time, so that the sums stay in registers
 
 // out[row] += sum over keys of weights[row][key] * values[key], for `rows` rows and `columns` vectors. `before` is told of each
-// key.
+// key and the first column.
 template <int rows, int columns, typename V, typename F>
 TG_INLINE void add_block(const float *weights, const V *const *values, int64_t count, int64_t column, float *out,
                           int64_t stride, const F &before) {
