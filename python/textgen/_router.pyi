@@ -3,7 +3,7 @@
 import os
 from typing import final
 
-__all__ = ["Calls", "Router", "__version__", "cpu_api", "init_logging"]
+__all__ = ["Calls", "Router", "__version__", "cpu_api", "init_logging", "reserve_weights"]
 
 __version__: str
 
@@ -18,6 +18,11 @@ def cpu_api(isa: str | None = None) -> int:
 
     isa: "portable", "avx2", "avx512", "amx", "neon"; `None` takes the best that this machine has. Raises `ValueError`
     for one that it has not.
+    """
+
+def reserve_weights(bytes: int) -> None:
+    """Makes about so much memory in the background, for weights that the CPU kernels will be given; 0 gives back what
+    these did not take. To touch memory for the first time takes longer than to copy a weight into it.
     """
 
 @final

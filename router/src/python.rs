@@ -232,11 +232,18 @@ fn cpu_api(isa: Option<&str>) -> PyResult<usize> {
     })
 }
 
+/// Makes memory for weights in the background. See `_router.pyi`.
+#[pyfunction]
+fn reserve_weights(bytes: u64) {
+    textgen_cpu::reserve(bytes);
+}
+
 #[pymodule]
 fn _router(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Router>()?;
     module.add_class::<Calls>()?;
     module.add_function(wrap_pyfunction!(init_logging, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_api, module)?)?;
+    module.add_function(wrap_pyfunction!(reserve_weights, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

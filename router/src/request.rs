@@ -167,6 +167,9 @@ pub struct ValidRequest {
     pub top_n_tokens: u32,
     /// Whether to report log-probabilities of the prompt's tokens, and of how many alternatives to each.
     pub prompt_top_n: Option<u32>,
+    /// Whether nobody looks at the log-probabilities of its tokens. Those that the grammar forces, whose would take the model's
+    /// head over all of them, have none then.
+    pub unscored: bool,
     /// What the answer must look like.
     pub grammar: Option<Guide>,
     /// Search instead of drawing.

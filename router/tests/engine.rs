@@ -161,6 +161,7 @@ fn request(prompt: Vec<u32>, max_new_tokens: u32) -> ValidRequest {
         stop_tokens: Arc::new([]),
         top_n_tokens: 0,
         prompt_top_n: None,
+        unscored: false,
         grammar: None,
         beams: None,
     }

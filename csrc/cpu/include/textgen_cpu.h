@@ -198,6 +198,8 @@ typedef struct tg_api {
 const tg_api *tg_cpu_api(const char *isa);
 // The names that tg_cpu_api takes here, best first, as one string with commas.
 const char *tg_cpu_isas(void);
+// Makes about so many bytes of memory in the background, for weights that will be created; 0 gives back what they did not take.
+void tg_cpu_reserve(int64_t bytes);
 
 #ifdef __cplusplus
 }

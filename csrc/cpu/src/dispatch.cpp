@@ -13,6 +13,7 @@
 
 #include "plan.h"
 #include "pool.h"
+#include "room.h"
 #include "weight.h"
 
 namespace tg {
@@ -157,3 +158,5 @@ extern "C" __attribute__((visibility("default"))) const char *tg_cpu_isas(void) 
   memcpy(names, list, sizeof names);  // always the same bytes
   return names;
 }
+
+extern "C" __attribute__((visibility("default"))) void tg_cpu_reserve(int64_t bytes) { tg::room_reserve(bytes); }

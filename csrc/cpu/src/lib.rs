@@ -11,6 +11,7 @@ struct Api {
 unsafe extern "C" {
     fn tg_cpu_api(isa: *const c_char) -> *const Api;
     fn tg_cpu_isas() -> *const c_char;
+    fn tg_cpu_reserve(bytes: i64);
 }
 
 /// The address of the table of functions for an instruction set, or for this machine's best; `None` when it has no such set.
@@ -25,6 +26,13 @@ pub fn isas() -> Vec<&'static str> {
     // SAFETY: a string that is never freed.
     let names = unsafe { CStr::from_ptr(tg_cpu_isas()) };
     names.to_str().unwrap_or_default().split(',').filter(|name| !name.is_empty()).collect()
+}
+
+/// Makes about so many bytes of memory in the background, for weights that will be created; 0 gives back what they did not
+/// take.
+pub fn reserve(bytes: u64) {
+    // SAFETY: it may be called at any time, by any thread.
+    unsafe { tg_cpu_reserve(i64::try_from(bytes).unwrap_or(0)) };
 }
 
 #[cfg(test)]

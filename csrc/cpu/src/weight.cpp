@@ -17,10 +17,10 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "half.h"
 #include "pool.h"
+#include "room.h"
 #include "weight_blocks.h"
 
 namespace tg {
@@ -30,7 +30,6 @@ bool is_int4(int32_t format) { return format == TG_WEIGHT_INT4_GROUPS || format 
 bool has_groups(int32_t format) { return format == TG_WEIGHT_INT8_GROUPS || is_int4(format); }
 bool is_integer(int32_t format) { return format == TG_WEIGHT_INT8 || has_groups(format); }
 
-constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kMost = int64_t{1} << 31;
 constexpr uint32_t kSign = 0x80808080;  // turned over, four integers become themselves + 128
 
@@ -202,25 +201,6 @@ void pack_scales(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg
   for (int64_t g = 0; g < weight->groups; g++) zeros[g * kPanel] = static_cast<uint8_t>(from[weight->groups + g]);
 }
 
-// Zeros. Large ones are pages that nobody has touched: a model is made room for before its weights are there, and what is
-// let go of them is the room that the packed ones take.
-void *room_for(int64_t bytes) {
-  if (bytes < kHugePage) {
-    void *memory = aligned_alloc(64, round_up(bytes, 64));
-    if (memory != nullptr) memset(memory, 0, bytes);
-    return memory;
-  }
-  const int64_t wanted = round_up(bytes, kHugePage), mapped = wanted + kHugePage;
-  void *memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
-  char *begin = static_cast<char *>(memory);
-  const int64_t before = round_up(reinterpret_cast<intptr_t>(begin), kHugePage) - reinterpret_cast<intptr_t>(begin);
-  if (before > 0) munmap(begin, before);
-  if (before < kHugePage) munmap(begin + before + wanted, kHugePage - before);
-  madvise(begin + before, wanted, MADV_HUGEPAGE);
-  return begin + before;
-}
-
 const char *check(const tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   if (rows->rows < 0 || first_out < 0 || first_out > weight->outs || rows->rows > weight->outs - first_out) {
     return "the rows leave the weight";
@@ -292,7 +272,7 @@ void place(tg_weight *weight, uint8_t *memory) {
 tg_weight *weight_create(int32_t format, int64_t outs, int64_t ins, int64_t group) {
   tg_weight *weight = shaped(format, outs, ins, group);
   if (weight == nullptr) return nullptr;
-  void *memory = room_for(weight->bytes);
+  void *memory = room_create(weight->bytes);
   if (memory == nullptr) {
     free(weight);
     return set_error("no memory for a packed weight"), nullptr;
@@ -364,11 +344,7 @@ int64_t weight_bytes(const tg_weight *weight) { return weight->bytes; }
 
 void weight_destroy(tg_weight *weight) {
   if (weight == nullptr) return;
-  if (weight->owned && weight->bytes >= kHugePage) {
-    munmap(weight->values, round_up(weight->bytes, kHugePage));
-  } else if (weight->owned) {
-    free(weight->values);
-  }
+  if (weight->owned) room_destroy(weight->values, weight->bytes);
   free(weight);
 }
 

@@ -48,6 +48,7 @@ class Plan:
     memory: MemoryPlan
     memory_available: int  # bytes, when it was made
     sequence_blocks: int  # the fewest that are of use
+    weight_bytes: int  # that kernels copy weights into; 0: none, or nobody knows
 
     def router_settings(self, *, listen: bool = True) -> str:
         """JSON for `textgen._router.Router`. listen: whether it is a server; else only this process calls it."""
@@ -123,6 +124,7 @@ class Plan:
                 "kv_cache_dtype": settings.kv_cache_dtype,
                 "quantize": settings.quantize,
                 "weights_cache": settings.weights_cache,
+                "weight_bytes": self.weight_bytes,
                 "measure_seconds": self.measure_ms / 1000,
                 "trust_remote_code": settings.trust_remote_code,
                 "log_json": settings.json_output,
@@ -175,6 +177,8 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         memory=_memory(settings, needs, hardware),
         memory_available=hardware.memory_available,
         sequence_blocks=needs.sequence_blocks,
+        # A cache of packed weights is mapped, once it is there.
+        weight_bytes=needs.weights if _planned(settings, model, hardware) and not settings.weights_cache else 0,
     )
 
 

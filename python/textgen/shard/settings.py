@@ -39,6 +39,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: `dtype`
     quantize: Literal["int8", "int4"] | None = None
     weights_cache: str | None = None  # folder of packed weights
+    weight_bytes: Annotated[int, Meta(ge=0)] = 0  # that weights will take, made while libraries load; 0: not known
     trust_remote_code: bool = False
     log_json: bool = False
     log_level: Literal["trace", "debug", "info", "warning", "warn", "error"] = "info"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from textgen._router import reserve_weights
 from textgen.gguf.index import NAME as GGUF_INDEX
 from textgen.layers.weight import WeightFormat
 from textgen.models.decoder import Decoder, Model
@@ -143,6 +144,8 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
         model = load(None if settings.quantize is None else FORMATS[settings.quantize])
     elif kept is not None:
         kept.commit()
+    if settings.weight_bytes:
+        reserve_weights(0)  # what is left
     wide = WideSize(settings.max_batch_tokens, settings.max_slots, settings.max_top_n)
     memory = SharedMemory(memory_fd, wide, MaskSize(settings.max_slots, model.spec.vocab_size), settings.mask_timeout)
     stored = dtype if settings.kv_cache_dtype == "auto" else torch.int8

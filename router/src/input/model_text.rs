@@ -1,6 +1,6 @@
 //! The text side of a model: tokenizer, special tokens and chat template.
 
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -152,11 +152,15 @@ fn load_tokenizer(dir: &Path) -> Result<Tokenizer, LoadError> {
     // The library takes JSON for granted in places and panics where it is none.
     serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|error| damaged(format!("it is not JSON ({error})")))?;
     let parsed = catch_unwind(|| Tokenizer::from_bytes(bytes)).map_err(|_| damaged("it is no tokenizer".to_owned()))?;
-    let damaged = |error: tokenizers::Error| damaged(format!("it is no tokenizer ({error})"));
-    let mut tokenizer = parsed.map_err(damaged)?;
+    let unreadable = |error: tokenizers::Error| damaged(format!("it is no tokenizer ({error})"));
+    let mut tokenizer = parsed.map_err(unreadable)?;
     // Files remember how a training run cut and padded; a request is neither cut nor padded.
-    tokenizer.with_truncation(None).map_err(damaged)?;
+    tokenizer.with_truncation(None).map_err(unreadable)?;
     tokenizer.with_padding(None);
+    // It also panics at the first text where the template around texts names a token that the file does not say.
+    catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast("", true).is_ok())).map_err(|_| {
+        damaged("its `post_processor` puts special tokens around a text that it does not define".to_owned())
+    })?;
     // Our workers are the parallelism; a second pool would only compete with the device's threads.
     tokenizers::utils::parallelism::set_parallelism(false);
     Ok(tokenizer)

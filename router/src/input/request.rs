@@ -110,6 +110,8 @@ pub struct Parameters {
     /// Alternatives to report with each token of the prompt, whose log-probabilities are reported then, and the name that the
     /// route has for it.
     pub prompt_logprobs: Option<(&'static str, u32)>,
+    /// Whether the answer tells no log-probability of its tokens, and no sum of them.
+    pub unscored: bool,
     /// Whether the answer needs the prompt's tokens.
     pub keep_prompt_tokens: bool,
     /// Whether special tokens are part of the text.
@@ -186,6 +188,11 @@ impl Parameters {
     #[must_use]
     pub fn sequences(&self) -> usize {
         self.answers().max(self.best_of.unwrap_or(1) as usize)
+    }
+
+    /// Whether there are more sequences than answers, and the likeliest are returned.
+    pub(super) fn compares_answers(&self) -> bool {
+        self.beams.is_some() || self.sequences() > self.answers()
     }
 
     /// Sequences of which something comes back: of a beam search only the answers.

@@ -79,6 +79,7 @@ pub(super) fn prepare(
             stop_tokens: stop_tokens(&parameters, grammar.is_some(), infills, model),
             top_n_tokens: parameters.top_n_tokens.or(parameters.top_logprobs.map(|(_, n)| n)).unwrap_or(0),
             prompt_top_n: parameters.prompt_logprobs.map(|(_, n)| n),
+            unscored: parameters.unscored && !parameters.compares_answers(),
             // Compiled when all else is known to be right.
             grammar: None,
             beams,

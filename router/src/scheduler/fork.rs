@@ -74,6 +74,7 @@ impl Sequence {
             max_len: self.max_len,
             whole: self.whole,
             prompt_logprobs: false,
+            unscored: self.unscored,
             cache_key: self.key,
             tenant: self.tenant,
             priority: self.priority,

@@ -247,7 +247,7 @@ impl Scheduler {
             length,
             last,
             sample,
-            prompt_logprobs: forced > 0 || (!last && sequence.is_to_be_scored()),
+            prompt_logprobs: (forced > 0 && !sequence.unscored) || (!last && sequence.is_to_be_scored()),
             tokens: first_token..plan.tokens.len(),
             blocks: first_block..plan.blocks.len(),
         });

@@ -36,6 +36,8 @@ pub struct NewSequence {
     pub whole: u32,
     /// Report the log-probabilities of the prompt's tokens.
     pub prompt_logprobs: bool,
+    /// Report no log-probabilities of tokens that are known before they are run.
+    pub unscored: bool,
     /// Which cached prefixes it may use, and who may use its own.
     pub cache_key: CacheKey,
     /// Who is to get a fair share.
@@ -186,6 +188,7 @@ pub(super) struct Sequence {
     /// First positions that are run in one segment.
     pub(super) whole: u32,
     pub(super) prompt_logprobs: bool,
+    pub(super) unscored: bool,
     pub(super) tenant: TenantId,
     pub(super) account: AccountIndex,
     pub(super) priority: Priority,
@@ -231,6 +234,7 @@ impl Sequence {
             max_len: new.max_len,
             whole: new.whole,
             prompt_logprobs: new.prompt_logprobs,
+            unscored: new.unscored,
             tenant: new.tenant,
             account,
             priority: new.priority,

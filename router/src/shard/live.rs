@@ -57,6 +57,8 @@ pub(super) struct LiveRequest {
     prompt: Option<Vec<Option<PromptScore>>>,
     /// Alternatives to report with each token of the prompt.
     pub(super) prompt_top_n: u32,
+    /// Nobody looks at its tokens' log-probabilities.
+    unscored: bool,
     shard_failures: u32,
     /// Its state under a grammar.
     guided: Option<Box<Guided>>,
@@ -97,6 +99,7 @@ impl LiveRequest {
             started: false,
             prompt: scored.map(|_| vec![None; request.prompt.len()]),
             prompt_top_n: scored.unwrap_or(0),
+            unscored: request.unscored,
             shard_failures: 0,
             guided: request.grammar.as_ref().map(|guide| {
                 // What was likely instead of a forced token is found only where it is sampled.
@@ -114,6 +117,7 @@ impl LiveRequest {
             max_len: self.max_len,
             whole: self.source.map_or(0, |source| source.positions),
             prompt_logprobs: self.prompt.is_some(),
+            unscored: self.unscored,
             cache_key: self.cache_key,
             tenant: self.standing.tenant,
             priority: self.standing.priority,

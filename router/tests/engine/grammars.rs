@@ -130,6 +130,26 @@ async fn forced_text_takes_fewer_steps_than_tokens_and_is_scored() {
 }
 
 #[tokio::test]
+async fn forced_text_that_nobody_wants_scores_of_has_none() {
+    let house = House::new(512);
+    house.attach(config()).await.unwrap();
+    let guide = guide(long_keys()).await;
+    let (tokens, _) = expected(&guide, &[5, 6], 200);
+    let wanted = ValidRequest { unscored: true, ..guided(&guide, vec![5, 6], 200) };
+    let mut generation = house.submit(wanted).unwrap();
+    let mut heard = Vec::new();
+    while let Some(event) = generation.next().await {
+        if let Event::Token { token, .. } = event {
+            assert!(token.logprob.is_nan() || token.logprob == -0.5, "{token:?}");
+            heard.push(token);
+        }
+    }
+    assert_eq!(heard.iter().map(|token| token.id).collect::<Vec<_>>(), tokens);
+    assert!(heard.iter().filter(|token| token.logprob.is_nan()).count() * 2 > tokens.len());
+    house.empties().await;
+}
+
+#[tokio::test]
 async fn alternatives_are_told_of_forced_tokens_too() {
     let house = House::new(512);
     house.attach(config()).await.unwrap();

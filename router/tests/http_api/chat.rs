@@ -145,13 +145,42 @@ async fn the_limit_of_tokens_is_length() {
 
 /// What reaches the engine for a body.
 async fn submitted(body: Value) -> textgen_router::request::ValidRequest {
+    submitted_to(PATH, body).await
+}
+
+async fn submitted_to(path: &str, body: Value) -> textgen_router::request::ValidRequest {
     let mut server = Server::new();
-    let call = tokio::spawn(tower::ServiceExt::oneshot(server.app.clone(), json_request(PATH, &body)));
+    let call = tokio::spawn(tower::ServiceExt::oneshot(server.app.clone(), json_request(path, &body)));
     let submission = tokio::select! {
         submission = server.submitted() => submission,
         answer = call => panic!("{body}: refused with {}", answer.unwrap().unwrap().status()),
     };
     submission.request
+}
+
+#[tokio::test]
+async fn scores_that_no_answer_tells_are_not_worked_out() {
+    let text = |name: &str| json!([{"name": name, "shape": [1], "datatype": "BYTES", "data": ["a"]}]);
+    for (path, body, unscored) in [
+        (PATH, chat(json!({})), true),
+        (PATH, chat(json!({"stream": true})), true),
+        (PATH, chat(json!({"logprobs": true})), false),
+        (PATH, chat(json!({"n": 2})), true),
+        (PATH, chat(json!({"n": 1, "best_of": 2, "temperature": 1})), false),
+        ("/v1/completions", json!({"prompt": "a"}), true),
+        ("/v1/completions", json!({"prompt": "a", "logprobs": 0}), false),
+        ("/v1/responses", json!({"input": "a"}), true),
+        ("/v1/responses", json!({"input": "a", "include": ["message.output_text.logprobs"]}), false),
+        ("/v1/messages", json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}), true),
+        ("/api/generate", json!({"prompt": "a", "stream": false}), true),
+        ("/generate", json!({"inputs": "a"}), true),
+        ("/generate", json!({"inputs": "a", "parameters": {"details": true}}), false),
+        ("/generate", json!({"inputs": "a", "parameters": {"decoder_input_details": true}}), false),
+        ("/generate_stream", json!({"inputs": "a"}), false),
+        ("/v2/models/bytes/infer", json!({"inputs": text("text_input")}), false),
+    ] {
+        assert_eq!(submitted_to(path, body.clone()).await.unscored, unscored, "{path} {body}");
+    }
 }
 
 #[tokio::test]

@@ -189,7 +189,7 @@ fn completion(mut options: Map<String, Value>, texts: Vec<String>) -> Result<Com
     // The prompts need not be written as JSON to be read again.
     options.insert("prompt".to_owned(), "".into());
     let completion = parsed::<CompletionRequest>(&Value::Object(options))?;
-    Ok(CompletionRequest { prompt: Prompts::Texts(texts), ..completion })
+    Ok(CompletionRequest { prompt: Prompts::Texts(texts), sums_logprobs: true, ..completion })
 }
 
 /// What is left to be read of a request.

@@ -54,7 +54,7 @@ impl Library {
 
     /// Continues a prompt. The body is that of `/v1/completions`, of one prompt.
     async fn complete(&self, body: &[u8], letter: &Letter) -> Result<(), ApiError> {
-        let body: CompletionRequest = read(body)?;
+        let body = CompletionRequest { sums_logprobs: true, ..read(body)? };
         let (answers, logprobs, streamed) = (body.answers(), body.logprobs.is_some(), body.streamed());
         let wanted = Wanted { answers, logprobs, streamed, message: false };
         let sequences = body.sequences(self.state.settings.max_choices);
@@ -69,7 +69,7 @@ impl Library {
 
     /// Continues a conversation. The body is that of `/v1/chat/completions`.
     async fn chat(&self, body: &[u8], letter: &Letter) -> Result<(), ApiError> {
-        let body: ChatRequest = read(body)?;
+        let body = ChatRequest { sums_logprobs: true, ..read(body)? };
         let (answers, logprobs, streamed) = (body.answers(), body.wants_logprobs(), body.streamed());
         let wanted = Wanted { answers, logprobs, streamed, message: true };
         let conversation = chat::open(&self.state, Caller::inside(), Ok(body)).await?;

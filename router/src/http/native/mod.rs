@@ -64,6 +64,7 @@ pub(in crate::http) fn translate(
         top_n_tokens: given.top_n_tokens,
         top_logprobs: None,
         prompt_logprobs: prompt_logprobs.then_some(("decoder_input_details", 0)),
+        unscored: !stream && !wanted.details,
         keep_prompt_tokens: prompt_logprobs,
         watermark: given.watermark.unwrap_or_default(),
         logit_bias: given.logit_bias.unwrap_or_default(),

@@ -123,6 +123,9 @@ macro_rules! openai_request {
             /// No field of a body: other dialects cut a limit of tokens that does not fit.
             #[serde(skip)]
             pub cut_to_fit: bool,
+            /// No field of a body: the answer tells how likely it is as a whole.
+            #[serde(skip)]
+            pub sums_logprobs: bool,
             /// No field of a body: how many of the last tokens Ollama's penalties look at; 0 is all of them.
             #[serde(skip)]
             pub penalty_window: u32,

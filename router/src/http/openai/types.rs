@@ -146,6 +146,7 @@ impl ChatRequest {
         let parameters = Parameters {
             max_new_tokens: self.max_completion_tokens.or(self.max_tokens),
             top_logprobs: self.top_logprobs.map(|count| ("top_logprobs", count)),
+            unscored: !self.wants_logprobs() && !self.sums_logprobs,
             thinking_budget: self.thinking_budget,
             lenient_budget: self.lenient_budget,
             ..self.shared_parameters()?
@@ -278,6 +279,7 @@ impl CompletionRequest {
         let echoed = self.logprobs.filter(|_| self.echoes()).map(|count| ("logprobs", count));
         let parameters = Parameters {
             top_logprobs,
+            unscored: self.logprobs.is_none() && !self.sums_logprobs,
             prompt_logprobs: match (shared.prompt_logprobs, echoed) {
                 (Some((field, asked)), Some((_, echoed))) => Some((field, asked.max(echoed))),
                 (asked, echoed) => asked.or(echoed),

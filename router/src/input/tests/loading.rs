@@ -175,6 +175,14 @@ fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
 }
 
 #[test]
+fn a_template_with_tokens_that_nobody_defines_is_refused() {
+    let mut tokenizer = byte_level();
+    *tokenizer.pointer_mut("/post_processor/special_tokens").unwrap() = json!({});
+    let error = load(&Folder::new().with("tokenizer.json", &tokenizer)).unwrap_err().to_string();
+    assert!(error.contains("`post_processor` puts special tokens around a text that it does not define"), "{error}");
+}
+
+#[test]
 fn odd_tokenizers_never_panic() {
     for good in [byte_level(), pieces(&fallback_decoder())] {
         let mut places = Vec::new();

@@ -101,6 +101,7 @@ fn a_fork_is_its_tenants_and_as_urgent() {
         deadline: Some(50),
         cache_key: CacheKey::of(&[b"key"]),
         prompt_logprobs: true,
+        unscored: true,
         ..sequence(1, 6, 4)
     };
     let mut scheduler = scheduler(config(), [origin.clone()]);
@@ -108,5 +109,6 @@ fn a_fork_is_its_tenants_and_as_urgent() {
     assert_eq!(scheduler.tenant_load(7), TenantLoad { waiting: 2, running: 0, max_tokens: 20 });
     let fork = scheduler.find(2).unwrap();
     assert_eq!((fork.key, fork.tenant, fork.priority), (origin.cache_key, 7, 2));
-    assert_eq!((fork.deadline, fork.prompt_logprobs, fork.tokens.as_slice()), (Some(50), false, &origin.tokens[..]));
+    assert_eq!((fork.deadline, fork.tokens.as_slice()), (Some(50), &origin.tokens[..]));
+    assert_eq!((fork.prompt_logprobs, fork.unscored), (false, true));
 }

@@ -28,6 +28,7 @@ pub(super) struct Request {
     pub(super) deadline: Option<Micros>,
     /// Others go on from its prompt.
     pub(super) has_kin: bool,
+    pub(super) unscored: bool,
 }
 
 /// One in eleven tokens ends a text.
@@ -97,7 +98,7 @@ impl World {
         tokens.extend(&output);
         let config = *self.scheduler.config();
         let fits = Self::fits(&config, max_len, prompt_len, 1) && Self::fits_step(&config, whole) && whole < prompt_len;
-        let prompt_logprobs = id.is_multiple_of(5);
+        let (prompt_logprobs, unscored) = (id.is_multiple_of(5), id.is_multiple_of(2));
         let (priority, deadline) = (arrival.priority, arrival.patience.map(|patience| self.now + patience));
         self.first_come_first_served &= (priority, arrival.tenant) == (0, 0);
         let new = NewSequence {
@@ -107,6 +108,7 @@ impl World {
             max_len,
             whole,
             prompt_logprobs,
+            unscored,
             cache_key: key(id),
             tenant: arrival.tenant,
             priority,
@@ -128,6 +130,7 @@ impl World {
                 priority,
                 deadline,
                 has_kin: false,
+                unscored,
             };
             self.requests.insert(id, request);
         }

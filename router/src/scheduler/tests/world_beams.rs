@@ -26,7 +26,7 @@ impl World {
         self.first_come_first_served &= (priority, tenant) == (0, 0);
         let tokens = arrival.prompt(id).into_iter().map(|token| token % VOCABULARY).collect();
         let max_len = prompt_len + new_tokens;
-        let prompt_logprobs = id.is_multiple_of(5);
+        let (prompt_logprobs, unscored) = (id.is_multiple_of(5), false);
         let cache_key = key(id);
         let sequence = NewSequence {
             id,
@@ -35,6 +35,7 @@ impl World {
             max_len,
             whole,
             prompt_logprobs,
+            unscored,
             cache_key,
             tenant,
             priority,
@@ -65,6 +66,7 @@ impl World {
                 priority,
                 deadline,
                 has_kin,
+                unscored,
             };
             self.requests.insert(id, request);
         }

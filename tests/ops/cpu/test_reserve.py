@@ -1,0 +1,116 @@
+"""Memory that is made for weights before they are there."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from textgen.ops.cpu.library import Kernels
+
+from .weights import BF16, LIBRARY, packed, random_matrix
+
+HUGE = 2 << 20
+Reserve = Callable[[int], None]
+
+
+@pytest.fixture
+def reserve() -> Iterator[Reserve]:
+    if LIBRARY is None:
+        from textgen import _router
+
+        call: Reserve = _router.reserve_weights
+    else:
+        function = ctypes.CDLL(LIBRARY).tg_cpu_reserve
+        function.restype, function.argtypes = None, [ctypes.c_int64]
+        call = function
+    yield call
+    call(0)
+
+
+def kernels() -> Kernels:
+    return Kernels("portable", Path(LIBRARY) if LIBRARY else None)
+
+
+def resident(address: int, size: int) -> int:
+    """Bytes of the mapping that a weight lies in, and of it those that are there, as the system counts them."""
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(" ", 1)[0]
+        if "-" in head and not head.endswith(":"):
+            begin, _, end = head.partition("-")
+            found = int(begin, 16) <= address and address + size <= int(end, 16)
+        elif found and line.startswith("Rss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the weight lies nowhere")
+
+
+def test_weights_lie_where_pages_were_made_and_begin_as_zeros(reserve: Reserve) -> None:
+    reserve(32 * HUGE)
+    library = kernels()
+    weights = [library.weight(BF16, 1024, 1024 * 3) for _ in range(5)]  # three huge pages each
+    places = [library.memory(weight) for weight in weights]
+    assert [address - places[0][0] for address, _ in places] == [3 * HUGE * i for i in range(5)]
+    deadline = monotonic() + 60
+    while resident(*places[0]) < 15 * HUGE and monotonic() < deadline:
+        sleep(0.01)
+    if resident(*places[0]) < 15 * HUGE:
+        pytest.skip("this system makes no pages in advance")
+    for address, size in places:
+        assert bytes(ctypes.string_at(address, size)) == bytes(size)
+
+
+def test_what_is_too_large_for_the_reserve_has_memory_of_its_own(reserve: Reserve) -> None:
+    reserve(4 * HUGE)
+    library = kernels()
+    rng = random.Random(1)
+    small, large = random_matrix(rng, BF16, 1024, 1024), random_matrix(rng, BF16, 4096, 1536)
+    held = [packed(library, matrix, rng) for matrix in (small, large, small)]
+    (first, size), (far, _), (second, _) = map(library.memory, held)
+    assert second == first + HUGE and not first <= far < first + 4 * HUGE
+    assert ctypes.string_at(first, size) == ctypes.string_at(second, size)
+    del held
+
+
+def test_weights_come_and_go_while_pages_are_made(reserve: Reserve) -> None:
+    library, matrix = kernels(), random_matrix(random.Random(2), BF16, 2048, 1024)
+    expected = None
+
+    def work(seed: int) -> None:
+        nonlocal expected
+        rng = random.Random(seed)
+        for _ in range(6):
+            reserve(rng.choice((0, 8, 40)) * HUGE)
+            held = [packed(library, matrix, rng) for _ in range(rng.randrange(1, 6))]
+            for weight in held:
+                found = ctypes.string_at(*library.memory(weight))
+                expected = expected or found
+                assert found == expected
+
+    failed: list[BaseException] = []
+
+    def guarded(seed: int) -> None:
+        try:
+            work(seed)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+
+
+@pytest.mark.skipif(LIBRARY is not None, reason="the extension module is what a shard has")
+def test_a_process_may_end_while_pages_are_made() -> None:
+    line = f"from textgen import _router; _router.reserve_weights({200 * HUGE})"
+    assert subprocess.run([sys.executable, "-c", line], timeout=120).returncode == 0
