@@ -16,8 +16,8 @@ def init_logging(json: bool, level: str, stderr: bool = False) -> None:
 def cpu_api(isa: str | None = None) -> int:
     """The address of the table of functions of the CPU kernels, `tg_api` in `csrc/cpu/include/textgen_cpu.h`.
 
-    isa: "portable", "avx2", "avx512", "amx", "neon"; `None` takes the best that this machine has. Raises `ValueError`
-    for one that it has not.
+    isa: "portable", "avx2", "avx512vnni", "avx512", "amx", "neon"; `None` takes the best that this machine has.
+    Raises `ValueError` for one that it has not.
     """
 
 def reserve_weights(bytes: int) -> None:

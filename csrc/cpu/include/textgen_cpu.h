@@ -160,7 +160,7 @@ typedef struct tg_plan_options {
 typedef struct tg_api {
   uint32_t abi;     // TG_ABI
   uint32_t size;    // bytes of this struct
-  const char *isa;  // "portable", "avx2", "avx512", "amx" or "neon"
+  const char *isa;  // "portable", "avx2", "avx512vnni", "avx512", "amx" or "neon"
 
   // The sentence of the last failure on this thread; "" when there was none.
   const char *(*error)(void);

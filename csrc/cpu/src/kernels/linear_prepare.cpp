@@ -4,16 +4,16 @@
 namespace tg::TG_ISA {
 namespace {
 
-// Without the products of AVX-512, bfloat16 is multiplied as float32, and AVX2 multiplies 16-bit integers with weights of eight
-// bits; with smaller ones, bytes.
-#if defined(__AVX512F__)
+// Without products of bfloat16, that is multiplied as float32. AVX2 multiplies 16-bit integers with weights of eight bits; with
+// smaller ones, bytes.
+#if defined(__AVX512BF16__)
 using FloatUnit = Bf16;
-using IntUnit = int8_t;
-#elif defined(__AVX2__)
-using FloatUnit = float;
-using IntUnit = int16_t;
 #else
 using FloatUnit = float;
+#endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+using IntUnit = int16_t;
+#else
 using IntUnit = int8_t;
 #endif
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));

@@ -39,7 +39,7 @@ struct Halves : Floats {
   }
 };
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
 struct Bf16s : Floats {
   TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
     int32_t unit;
@@ -47,22 +47,6 @@ struct Bf16s : Floats {
     acc.part[0] = _mm512_dpbf16_ps(acc.part[0], cast<__m512bh>(_mm512_set1_epi32(unit)),
                                    cast<__m512bh>(_mm512_loadu_si512(weight)));
   }
-};
-
-struct Bytes {
-  static constexpr int kUnit = 4;
-  static constexpr bool kInteger = true;
-  struct Acc {
-    __m512i sum;
-  };
-  TG_INLINE static Acc start(int32_t first) { return {_mm512_set1_epi32(first)}; }
-  TG_INLINE static void finish(const Acc &acc, Vec *sums) { sums[0] = _mm512_cvtepi32_ps(acc.sum); }
-  TG_INLINE static void dot(Acc &acc, __m512i weight, const char *x) {
-    int32_t unit;
-    memcpy(&unit, x, 4);
-    acc.sum = _mm512_dpbusd_epi32(acc.sum, weight, _mm512_set1_epi32(unit));
-  }
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) { dot(acc, _mm512_loadu_si512(weight), x); }
 };
 #else
 struct Bf16s : Floats {
@@ -81,7 +65,23 @@ struct Bf16s : Floats {
 };
 #endif
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+struct Bytes {
+  static constexpr int kUnit = 4;
+  static constexpr bool kInteger = true;
+  struct Acc {
+    __m512i sum;
+  };
+  TG_INLINE static Acc start(int32_t first) { return {_mm512_set1_epi32(first)}; }
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) { sums[0] = _mm512_cvtepi32_ps(acc.sum); }
+  TG_INLINE static void dot(Acc &acc, __m512i weight, const char *x) {
+    int32_t unit;
+    memcpy(&unit, x, 4);
+    acc.sum = _mm512_dpbusd_epi32(acc.sum, weight, _mm512_set1_epi32(unit));
+  }
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) { dot(acc, _mm512_loadu_si512(weight), x); }
+};
+#elif defined(__AVX2__)
 struct Bytes {
   static constexpr int kUnit = 8;  // four 16-bit numbers
   static constexpr bool kInteger = true;
