@@ -52,8 +52,7 @@ namespace {
 #if defined(__x86_64__)
 struct Features {
   bool avx2 = false, avx512vnni = false, avx512 = false, amx = false;
-  // A product of pairs in bfloat16 takes no longer than the two of float32 that it stands for.
-  bool quick_pairs = false;
+  bool slow_pairs = false;  // a product of pairs in bfloat16 takes longer than the two of float32 that it stands for
 };
 
 uint64_t saved_state() {
@@ -73,7 +72,7 @@ Features detect() {
   uint32_t a, b, c, d;
   if (__get_cpuid(0, &a, &b, &c, &d) == 0) return found;
   constexpr uint32_t kIntel = 0x756e6547;  // "Genu"; measured where a hypervisor hides the tiles (docs/cpu.md)
-  found.quick_pairs = b != kIntel;
+  found.slow_pairs = b == kIntel;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0) return found;
   constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kF16c = 1u << 29;
   if ((c & kFma) == 0 || (c & kOsxsave) == 0 || (c & kF16c) == 0) return found;
@@ -137,13 +136,10 @@ const Entry entries[] = {
     {api_of<amx::kernel_of>("amx"), [] { return features().amx; }},
 #endif
 #if defined(TG_HAS_AVX512)
-    {api_of<avx512::kernel_of>("avx512"), [] { return features().avx512 && features().quick_pairs; }},
+    {api_of<avx512::kernel_of>("avx512"), [] { return features().avx512; }},
 #endif
 #if defined(TG_HAS_AVX512VNNI)
     {api_of<avx512vnni::kernel_of>("avx512vnni"), [] { return features().avx512vnni; }},
-#endif
-#if defined(TG_HAS_AVX512)
-    {api_of<avx512::kernel_of>("avx512"), [] { return features().avx512 && !features().quick_pairs; }},
 #endif
 #if defined(TG_HAS_AVX2)
     {api_of<avx2::kernel_of>("avx2"), [] { return features().avx2; }},
@@ -155,6 +151,15 @@ const Entry entries[] = {
 };
 
 }  // namespace
+
+bool slow_pairs() {
+#if defined(__x86_64__)
+  return features().slow_pairs;
+#else
+  return false;
+#endif
+}
+
 }  // namespace tg
 
 extern "C" __attribute__((visibility("default"))) const tg_api *tg_cpu_api(const char *isa) {

@@ -103,6 +103,17 @@ TG_INLINE void load_scales(const tg_weight *weight, int64_t panel, int64_t group
   load_halves(weight->values + panel * weight->panel_bytes + weight->value_bytes + group * (kPanel * 2), scales);
 }
 
+// Whether bfloat16 is multiplied as float32, in which its rows of x are then: without products of pairs, or where they are slow.
+TG_INLINE bool as_floats() {
+#if !defined(__AVX512BF16__)
+  return true;
+#elif defined(__AMX_BF16__)
+  return false;
+#else
+  return slow_pairs();
+#endif
+}
+
 // Brings rows of x into form; the caller sees to it that all rows are ready before they are multiplied. (linear_prepare.cpp)
 struct Layout {
   int64_t row_bytes, values, scales, bytes;  // bytes of a prepared row; where the scales begin; all together

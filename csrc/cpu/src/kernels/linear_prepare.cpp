@@ -4,13 +4,7 @@
 namespace tg::TG_ISA {
 namespace {
 
-// Without products of bfloat16, that is multiplied as float32. AVX2 multiplies 16-bit integers with weights of eight bits; with
-// smaller ones, bytes.
-#if defined(__AVX512BF16__)
-using FloatUnit = Bf16;
-#else
-using FloatUnit = float;
-#endif
+// AVX2 multiplies 16-bit integers with weights of eight bits; with smaller ones, bytes.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 using IntUnit = int16_t;
 #else
@@ -28,7 +22,7 @@ TG_INLINE auto narrowed(IVec q) {
 
 int64_t unit_bytes(int32_t format) {
   if (format == TG_WEIGHT_F32 || format == TG_WEIGHT_F16) return 4;
-  if (format == TG_WEIGHT_BF16) return sizeof(FloatUnit);
+  if (format == TG_WEIGHT_BF16) return as_floats() ? 4 : 2;
   return is_small(format) ? 1 : sizeof(IntUnit);
 }
 
@@ -106,7 +100,10 @@ template <typename X>
 void prepare(const tg_weight *weight, const X *x, int64_t row, bool tiles, char *to, const Layout &layout) {
   const Row place(to, row, layout.row_bytes, tiles);
   if (weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16) return copy_row(x, weight->ins, weight->padded, place);
-  if (weight->format == TG_WEIGHT_BF16) return round_row<FloatUnit>(x, weight->ins, weight->padded, place);
+  if (weight->format == TG_WEIGHT_BF16) {
+    if (as_floats()) return round_row<float>(x, weight->ins, weight->padded, place);
+    return round_row<Bf16>(x, weight->ins, weight->padded, place);
+  }
   float *scales = reinterpret_cast<float *>(to + layout.values);
   int32_t *sums = reinterpret_cast<int32_t *>(to + layout.values + layout.scales);
   const int32_t zero = zero_of(weight->format);

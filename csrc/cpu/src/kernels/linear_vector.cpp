@@ -39,16 +39,6 @@ struct Halves : Floats {
   }
 };
 
-#if defined(__AVX512BF16__)
-struct Bf16s : Floats {
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
-    int32_t unit;
-    memcpy(&unit, x, 4);
-    acc.part[0] = _mm512_dpbf16_ps(acc.part[0], cast<__m512bh>(_mm512_set1_epi32(unit)),
-                                   cast<__m512bh>(_mm512_loadu_si512(weight)));
-  }
-};
-#else
 struct Bf16s : Floats {
   static constexpr int kUnit = 8;  // two floats
   TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
@@ -61,6 +51,16 @@ struct Bf16s : Floats {
       acc.part[part] = fma(splat(first), cast<Vec>(both << 16), acc.part[part]);
       acc.part[part] = fma(splat(second), cast<Vec>(both & 0xffff0000u), acc.part[part]);
     }
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Pairs : Floats {
+  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+    int32_t unit;
+    memcpy(&unit, x, 4);
+    acc.part[0] = _mm512_dpbf16_ps(acc.part[0], cast<__m512bh>(_mm512_set1_epi32(unit)),
+                                   cast<__m512bh>(_mm512_loadu_si512(weight)));
   }
 };
 #endif
@@ -274,7 +274,11 @@ void multiply_rows(const Linear &job) {
   if (is_small(job.weight->format)) return multiply_small(job);
   switch (job.weight->format) {
     case TG_WEIGHT_F32: return multiply_by<Floats>(job);
-    case TG_WEIGHT_BF16: return multiply_by<Bf16s>(job);
+    case TG_WEIGHT_BF16:
+#if defined(__AVX512BF16__)
+      if (!as_floats()) return multiply_by<Bf16Pairs>(job);
+#endif
+      return multiply_by<Bf16s>(job);
     case TG_WEIGHT_F16: return multiply_by<Halves>(job);
     default: return multiply_by<Bytes>(job);
   }
