@@ -22,7 +22,7 @@ from textgen.launcher.model import Model, resolve
 from textgen.launcher.plan import Plan, make_plan
 from textgen.launcher.settings import Settings
 from textgen.models.spec import EncoderSpec
-from textgen.quantization.formats import Blocks
+from textgen.quantization.formats import Blocks, weight_bytes
 from textgen.shard.settings import parse_settings
 
 GIB = 2**30
@@ -48,6 +48,16 @@ def test_defaults(model: Model) -> None:
     assert (made.max_total_tokens, made.max_input_tokens) == (512, 511)
     assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (2048, 128, "bfloat16", 4)
     assert made.memory.num_blocks == 128 * 512 // 16
+
+
+def test_memory_is_made_early_for_weights_that_kernels_are_given(model: Model) -> None:
+    def told(made: Plan) -> int:
+        return parse_settings(made.shard_settings()).weight_bytes
+
+    assert told(plan(model)) == weight_bytes(model.spec, model.checkpoint.parameters, 2, None) > 0
+    assert told(plan(model, quantize="int8")) < told(plan(model))
+    assert told(plan(model, plan="off")) == told(plan(model, machine(kernels=False))) == 0
+    assert told(plan(model, weights_cache="/cache")) == 0
 
 
 @pytest.mark.parametrize(

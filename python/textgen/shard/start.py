@@ -139,13 +139,13 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
             return load_model(folder, dtype, device, parallel, ops, settings.max_context, trust, form)
 
     model = load() if settings.plan == "off" or settings.device != "cpu" else load_planned(load, *_plan(settings))
+    if settings.weight_bytes:
+        reserve_weights(0)  # what is left, before torch may want it
     if isinstance(form, BlockFormat | CachedFormat | StoredFormat) and isinstance(model, Decoder):
         # Only kernels multiply what is packed, torch multiplies numbers faster than blocks, and a file may change.
         model = load(None if settings.quantize is None else FORMATS[settings.quantize])
     elif kept is not None:
         kept.commit()
-    if settings.weight_bytes:
-        reserve_weights(0)  # what is left
     wide = WideSize(settings.max_batch_tokens, settings.max_slots, settings.max_top_n)
     memory = SharedMemory(memory_fd, wide, MaskSize(settings.max_slots, model.spec.vocab_size), settings.mask_timeout)
     stored = dtype if settings.kv_cache_dtype == "auto" else torch.int8
