@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 
 from textgen.layers.weight import DenseWeight, LoadContext, Part
 from textgen.models.weights import WeightFiles
+from textgen.ops.pages import let_go
 from textgen.parallel import Parallel
-from textgen.quantization.stored import StoredFormat, StoredWeight, let_go
+from textgen.quantization.stored import StoredFormat, StoredWeight
 
 CPU = torch.device("cpu")
 

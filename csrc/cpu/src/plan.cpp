@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "pool.h"
@@ -24,6 +25,7 @@ struct tg_plan {
 namespace tg {
 namespace {
 
+constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kDtypeBytes[] = {4, 2, 2, 1, 1, 4, 8};
 
 int64_t now_ns() {
@@ -117,9 +119,10 @@ tg_plan *plan_create(KernelTable table, tg_pool *pool, const tg_plan_options *op
   const int64_t bytes = plan->sizes.shared + plan->sizes.worker * plan->shape.workers;
   if (good && bytes > 0) {
     void *memory = nullptr;
-    good = posix_memalign(&memory, 64, bytes) == 0;
+    good = posix_memalign(&memory, bytes < kHugePage ? 64 : kHugePage, bytes) == 0;
     plan->scratch = static_cast<char *>(memory);
     if (good) {
+      if (bytes >= kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
       memset(plan->scratch, 0, bytes);  // touched now, so that no run meets a page for the first time
     } else {
       set_error("no memory for a plan's scratch");

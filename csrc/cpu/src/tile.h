@@ -52,6 +52,10 @@ TG_INLINE void tile_load(const void *from, int64_t stride = 64) {
   }
 }
 template <int kTile>
+TG_INLINE void tile_load_once(const void *from, int64_t stride = 64) {
+  tile_load<kTile>(from, stride);
+}
+template <int kTile>
 TG_INLINE void tile_store(void *to, int64_t stride = 64) {
   for (int row = 0; row < 16; row++) memcpy(static_cast<char *>(to) + row * stride, tiles_of_thread.data[kTile][row], 64);
 }
@@ -97,6 +101,11 @@ TG_INLINE void tile_zero() {
 template <int kTile>
 TG_INLINE void tile_load(const void *from, int64_t stride = 64) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
+}
+// Of what need not stay in the first cache.
+template <int kTile>
+TG_INLINE void tile_load_once(const void *from, int64_t stride = 64) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 template <int kTile>
 TG_INLINE void tile_store(void *to, int64_t stride = 64) {

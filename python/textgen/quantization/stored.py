@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,8 +10,6 @@ import torch
 from torch import Tensor
 
 from textgen.layers.weight import DenseFormat, DenseWeight, LoadContext, Part, Weight
-
-MADV_DONTNEED = 4  # for pages of a file that nobody wrote to: they are read again when somebody asks
 
 
 @runtime_checkable
@@ -79,14 +75,3 @@ class StoredFormat(DenseFormat):
                 return StoredWeight(found)
         return DenseFormat.load(self, context, parts)
 
-
-def let_go(view: Tensor) -> None:
-    """Take a view's whole pages out of this process's memory; they stay in the system's cache."""
-    page = mmap.PAGESIZE
-    begin = -(-view.data_ptr() // page) * page
-    end = (view.data_ptr() + view.nbytes) // page * page
-    if end > begin and view.is_contiguous():
-        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
-
-
-_LIBC = ctypes.CDLL(None)

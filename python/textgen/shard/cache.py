@@ -11,6 +11,7 @@ from textgen.layers.cache import LayerCache
 from textgen.models.groups import LayerGroups
 from textgen.models.spec import DecoderSpec
 from textgen.ops import Ops
+from textgen.ops.pages import empty
 from textgen.ops.transfer import upload
 from textgen.parallel import Parallel
 from textgen.shard.protocol import Ints
@@ -63,13 +64,13 @@ def allocate_cache(
 
     def place() -> LayerCache:
         rows = (num_pages + spare, block_size, heads)
-        keys, scales = torch.empty((*rows, spec.head_dim), dtype=dtype, device=device), None
+        keys, scales = empty((*rows, spec.head_dim), dtype, device), None
         if dtype == torch.int8:
             scales = torch.empty(rows, dtype=torch.float32, device=device)
         if latent is not None:
             return LayerCache(keys, keys[..., : latent.kv_rank], True, scales, scales)
         return LayerCache(
-            keys, torch.empty_like(keys), False, scales, None if scales is None else torch.empty_like(scales)
+            keys, empty(keys.shape, dtype, device), False, scales, None if scales is None else torch.empty_like(scales)
         )
 
     of_layers = tuple(range(spec.num_layers)) if groups is None else groups.place

@@ -99,6 +99,13 @@ def test_long_rows_in_blocks(native: Native, rng: random.Random, form: int, grou
     check(native, rng, form, group, rng.randint(97, 200), rng.randint(33, 80), 64 * rng.randint(100, 160))
 
 
+@pytest.mark.parametrize("rows", [128, 255, 256, 289])
+def test_rows_that_workers_keep(native: Native, rng: random.Random, rows: int) -> None:
+    """From some hundred on each worker has rows of its own, in stretches that need not be even."""
+    for form, group in ((0, 0), (1, 0), (2, 0), (4, 64)):
+        check(native, rng, form, group, rows, rng.choice((1, 33, 96)), 64 * rng.randint(1, 30))
+
+
 def test_rows_of_zeros(native: Native, rng: random.Random) -> None:
     for form, group in FORMS:
         matrix = random_matrix(rng, form, 40, 256, group)

@@ -15,10 +15,16 @@ void run_linear(const tg_op &op, const Run &run) {
   const bool tiles = by_tiles(weight, rows);
   const Layout layout = layout_of(weight, rows);
   // One row is prepared by each worker for itself: that takes less time than to meet.
-  const bool alone = rows == 1;
+  const bool alone = rows == 1, own = tiles && rows >= kOwnRows * run.workers;
   char *space = alone ? run.scratch : run.shared;
-  prepare_rows(weight, x, alone ? Share{0, 1} : run.share(rows), tiles, space, layout);
-  if (!alone) run.barrier();
+  Share share = run.share(rows);
+  if (alone) share = {0, 1};
+  if (own) {
+    share = run.share(ceil_div(rows, 32));
+    share = {share.begin * 32, least(share.end * 32, rows)};
+  }
+  prepare_rows(weight, x, share, tiles, space, layout);
+  if (!alone && !own) run.barrier();
 
   Linear job = {};
   job.weight = weight;
@@ -26,10 +32,11 @@ void run_linear(const tg_op &op, const Run &run) {
   job.y = static_cast<char *>(y.address);
   job.y_bf16 = y.dtype == TG_BF16;
   job.y_stride = y.stride * (job.y_bf16 ? 2 : 4);
-  job.rows = rows;
+  job.first = own ? share.begin : 0;
+  job.rows = own ? share.end : rows;
   job.add = (op.flags & TG_ADD) != 0;
   take_prepared(job, space, layout);
-  job.panels = run.share(weight->panels);
+  job.panels = own ? Share{0, weight->panels} : run.share(weight->panels);
   if (tiles) {
     multiply_tiles(job, run.scratch);
   } else {

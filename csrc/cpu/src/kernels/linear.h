@@ -12,6 +12,9 @@ constexpr bool kTiles = false;
 #endif
 // From so many rows on, products go through tiles.
 constexpr int64_t kTileRows = 2;
+// From so many rows for each worker on, they share out the rows, not the outputs: each reads the whole weight, but its rows of x
+// and y stay in its own cache from operation to operation.
+constexpr int64_t kOwnRows = 128;
 constexpr int kParts = kPanel / kLanes;  // vectors of floats in a panel's 16 sums
 
 // x, ready to be multiplied: in the type of the product, its rows padded as those of the weight.
@@ -29,7 +32,8 @@ struct Linear {
   const float *bias;  // may be null
   char *y;
   int64_t y_stride;  // bytes
-  int64_t rows;
+  int64_t first;     // of the rows, a multiple of 32; only of tiles other than 0
+  int64_t rows;      // behind the last one
   bool y_bf16, add;
   Prepared x;
   Share panels;  // this worker's

@@ -41,6 +41,7 @@ from textgen.ops.cpu.layout import ALIGNED, Layout, lay_out
 from textgen.ops.cpu.library import DTYPES, BufferRecord, Handle, Kernels, Operation, PlanOptions
 from textgen.ops.cpu.packing import check_packable, pack, room
 from textgen.ops.cpu.values import NotRecorded
+from textgen.ops.pages import empty
 
 # Kinds of operations, flags and activations; `csrc/cpu/include/textgen_cpu_kinds.h` says what each kind takes.
 LINEAR, EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE = range(10)
@@ -101,7 +102,7 @@ class Lowered:
 
     def __post_init__(self) -> None:
         self.layout = lay_out(self.program, self.rows)
-        self._arena = torch.empty(self.layout.size + ALIGNED, dtype=torch.uint8)
+        self._arena = empty([self.layout.size + ALIGNED], torch.uint8)
         self._arena = self._arena[-self._arena.data_ptr() % ALIGNED :][: self.layout.size]
         self._records += [self._lower(each) for each in self.program.instructions]
         self.program = Program((), self.program.result, self.program.given)

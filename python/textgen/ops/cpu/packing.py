@@ -13,11 +13,12 @@ from torch import Tensor
 from textgen.layers.weight import DenseWeight, Weight
 from textgen.ops.cpu.library import Handle, Kernels, KernelsMissing
 from textgen.ops.cpu.values import NotRecorded
+from textgen.ops.pages import let_go
 from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.cache import KeptWeight, MappedWeight
 from textgen.quantization.integers import Int4Weight, Int8Weight
 from textgen.quantization.packed4 import Int4ZerosWeight
-from textgen.quantization.stored import StoredWeight, let_go
+from textgen.quantization.stored import StoredWeight
 
 FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 5}
 INT8, INT8_GROUPS, INT4_GROUPS, INT4_ZEROS = 2, 3, 4, 9
