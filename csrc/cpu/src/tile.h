@@ -57,13 +57,16 @@ TG_INLINE void tile_load_once(const void *from, int64_t stride = 64) {
 }
 template <int kTile>
 TG_INLINE void tile_store(void *to, int64_t stride = 64) {
-  for (int row = 0; row < 16; row++) memcpy(static_cast<char *>(to) + row * stride, tiles_of_thread.data[kTile][row], 64);
+  const Tiles &tiles = tiles_of_thread;
+  for (int row = 0; row < tiles.rows[kTile]; row++) {
+    memcpy(static_cast<char *>(to) + row * stride, tiles.data[kTile][row], tiles.row_bytes[kTile]);
+  }
 }
 template <bool kInteger, int kSums, int kX, int kWeight>
 TG_INLINE void tile_dot() {
   Tiles &tiles = tiles_of_thread;
   for (int row = 0; row < tiles.rows[kX]; row++) {
-    for (int column = 0; column < 16; column++) {
+    for (int column = 0; column < tiles.row_bytes[kSums] / 4; column++) {
       int32_t whole;
       float sum;
       uint8_t *at = tiles.data[kSums][row] + column * 4;

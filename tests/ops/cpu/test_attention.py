@@ -141,6 +141,19 @@ def test_one_long_sequence_is_shared_by_all_workers(
     Case(rng, dtype, (9, 3), (64, 64), [shape], 16, AttentionForm(0.125), window).check(native)
 
 
+@pytest.mark.parametrize("stored", [None, torch.int8])
+@pytest.mark.parametrize("heads", [(9, 3), (16, 16), (8, 1), (6, 2)], ids=str)
+def test_many_sequences_with_a_token_or_two(
+    native: Native, rng: random.Random, heads: tuple[int, int], stored: torch.dtype | None
+) -> None:
+    """Enough for all workers, so that heads of the cache are worked on together; beside them a prompt."""
+    some = [(rng.randint(100, 400), rng.choice([1, 1, 2])) for _ in range(24)] + [(5, 40)]
+    rng.shuffle(some)
+    window, block = rng.choice([None, None, 90]), rng.choice([5, 16, 16])
+    dims = rng.choice([(64, 64), (32, 96), (40, 40)])
+    Case(rng, torch.bfloat16, heads, dims, some, block, AttentionForm(0.125), window, stored).check(native)
+
+
 def test_a_cache_of_float16(native: Native, rng: random.Random) -> None:
     """Numbers of the cache are what they are; all the rest is float32."""
     dims = rng.choice([(64, 64), (40, 72)])

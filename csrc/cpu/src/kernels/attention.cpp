@@ -9,6 +9,7 @@ namespace tg::TG_ISA {
 namespace {
 
 constexpr int64_t kAlign = 64;
+constexpr int64_t kUnitsEach = 32;  // units for each worker, so that all have about as much
 constexpr int64_t kWholeBelow = 8;  // a task with less than 1 / kWholeBelow of a worker's share is not cut
 
 Attention read_form(const tg_op &op, const tg_buffer *buffers) {
@@ -92,7 +93,8 @@ class Tasks {
   void next() {
     if (++task_.tile < tiles_) return cut();
     task_.tile = 0;
-    if (++task_.kv_head < form_.kv_heads) return cut();
+    task_.kv_head += task_.heads;
+    if (task_.kv_head < form_.kv_heads) return cut();
     task_.kv_head = 0;
     task_.segment++;
     enter();
@@ -102,8 +104,10 @@ class Tasks {
   void enter() {
     if (done()) return;
     const int64_t rows = step_.lengths[task_.segment] * form_.share;
-    task_.by_tiles = form_.tiles && rows >= kTileAtLeast;
-    size_ = task_.by_tiles ? kTileRows : kRows;
+    task_.by_tiles = form_.tiles;
+    task_.few = form_.tiles && rows <= kRows;
+    task_.heads = task_.few ? form_.together : 1;
+    size_ = task_.by_tiles && !task_.few ? kTileRows : kRows;
     tiles_ = ceil_div(rows, size_);
     task_.token = step_.offsets[task_.segment];
     task_.start = step_.starts[task_.segment];
@@ -117,7 +121,11 @@ class Tasks {
     task_.begin = form_.window > 0 ? most(0, task_.start + task_.first / form_.share - form_.window + 1) : 0;
     task_.end = task_.start + (task_.first + task_.count - 1) / form_.share + 1;
     task_.units = ceil_div(task_.end - task_.begin, task_.unit_keys());
-    task_.weight = task_.by_tiles ? 1500 + 90 * task_.count : 100 + 350 * task_.count;
+    if (task_.few) {
+      task_.weight = (1200 + 30 * task_.count) * task_.heads;
+    } else {
+      task_.weight = task_.by_tiles ? 1500 + 90 * task_.count : 100 + 350 * task_.count;
+    }
   }
 
   const Attention &form_;
@@ -125,6 +133,22 @@ class Tasks {
   Task task_ = {};
   int64_t size_ = 0, tiles_ = 0;
 };
+
+// Heads of the cache that are worked on together: rows of all of them are read one after the other, as they lie, but there
+// must be enough tasks for all workers.
+int64_t heads_together(const Attention &form, const tg_step &step, int64_t workers) {
+  if (!form.tiles) return 1;
+  int64_t units = 0;
+  for (int64_t i = 0; i < step.segments; i++) {
+    if (step.lengths[i] * form.share <= kRows) units += ceil_div(step.starts[i] + step.lengths[i], kFewUnit);
+  }
+  int64_t together = least(form.kv_heads, kTileRows / kRows);
+  const auto good = [&] {
+    return form.kv_heads % together == 0 && units * (form.kv_heads / together) >= kUnitsEach * workers;
+  };
+  while (together > 1 && !good()) together--;
+  return together;
+}
 
 // A place in the line of units: before unit `unit` of a task.
 struct Place {
@@ -164,11 +188,12 @@ struct Cuts {
 };
 
 void clear(const Attention &form, const Task &task, const Partial &partial) {
-  for (int64_t row = 0; row < task.count; row++) {
+  const int64_t rows = task.few ? task.heads * kRows : task.count;
+  for (int64_t row = 0; row < rows; row++) {
     partial.top[row] = kNever;
     partial.total[row] = 0;
   }
-  memset(partial.out, 0, round_up(task.count, task.by_tiles ? 32 : 1) * form.padded_value * sizeof(float));
+  memset(partial.out, 0, round_up(rows, task.by_tiles && !task.few ? 32 : 1) * form.padded_value * sizeof(float));
 }
 
 template <typename T>
@@ -185,12 +210,16 @@ void finish(const Attention &form, const Task &task, const Run &run, const Parti
 }
 
 void write_out(const Attention &form, const Task &task, const Run &run, const Partial &partial) {
-  by_dtype(run.buffer(form.y).dtype, [&](auto t) { finish<typename decltype(t)::type>(form, task, run, partial); });
+  by_dtype(run.buffer(form.y).dtype, [&](auto t) {
+    each_head(form, task, partial, [&](const Task &one, const Partial &own) {
+      finish<typename decltype(t)::type>(form, one, run, own);
+    });
+  });
 }
 
 // Adds what another worker has found of the same rows.
 void join(const Attention &form, const Task &task, const Partial &into, const Partial &from) {
-  for (int64_t row = 0; row < task.count; row++) {
+  for (int64_t row = 0; row < (task.few ? task.heads * kRows : task.count); row++) {
     const float top = __builtin_fmaxf(into.top[row], from.top[row]);
     if (top == kNever) continue;
     const float mine = exp2_one(into.top[row] - top), other = exp2_one(from.top[row] - top);
@@ -205,6 +234,7 @@ void join(const Attention &form, const Task &task, const Partial &into, const Pa
 void attention_run(const tg_op &op, const Run &run) {
   Attention form = read_form(op, run.buffers);
   form.group = run.step->group + op.args[TG_ATTENTION_GROUP];
+  form.together = heads_together(form, *run.step, run.workers);
   const Sizes sizes(form);
   const Cuts cuts(form, *run.step, run.workers);
   const Workspace space = workspace(form, sizes, run);
@@ -222,7 +252,12 @@ void attention_run(const tg_op &op, const Run &run) {
         const bool begun = from == 0, ended = to == task.units;
         const Partial &partial = !begun ? space.head : (!ended ? space.tail : space.whole);
         clear(form, task, partial);
-        if (task.by_tiles) {
+        if (task.few) {
+          Tasks following = tasks;
+          if (!last) following.next();
+          const bool goes_on = !last && !following.done() && (!end.is_in(following.task()) || end.unit > 0);
+          attend_few_by_tiles(form, task, run, space, partial, from, to, goes_on ? &following.task() : nullptr);
+        } else if (task.by_tiles) {
           attend_by_tiles(form, task, run, space, partial, from, to);
         } else {
           attend_by_vectors(form, task, run, space, partial, from, to);

@@ -12,9 +12,9 @@ namespace tg::TG_ISA {
 
 constexpr int64_t kUnit = 64;        // keys of a unit of vector code
 constexpr int64_t kTileUnit = 128;   // keys of a unit of tile code
-constexpr int64_t kRows = 16;        // rows of a task of vector code
+constexpr int64_t kRows = 16;        // rows of a task of vector code, or of a head in one of tile code with few rows
+constexpr int64_t kFewUnit = 64;     // keys of a unit of that
 constexpr int64_t kTileRows = 128;   // rows of a task of tile code
-constexpr int64_t kTileAtLeast = 4;  // rows of a segment and a head of the cache from which tiles pay
 constexpr int64_t kMostWorkers = 256;
 
 constexpr float kLog2e = 1.44269504088896341f;
@@ -39,22 +39,25 @@ struct Attention {
   const float *slopes, *sinks, *biases;
   float scale, cap;
   const tg_group *group;
+  int64_t together;  // heads of a task of few rows
   bool tiles;  // bfloat16 throughout, on a machine that multiplies tiles
 
   TG_INLINE bool is_plain() const { return cap == 0 && slopes == nullptr && biases == nullptr && scale > 0; }
 };
 
-// Rows first to first + count of a segment and a head of the cache; they see keys from `begin` to `end` (positions).
+// Rows first to first + count of a segment and a head of the cache, or of some heads one after the other; they see keys from
+// `begin` to `end` (positions).
 struct Task {
   int64_t segment, kv_head, tile;
   int64_t first, count;
   int64_t token, start;  // of the segment: index of its first token, and the position of that
   int64_t begin, end;
   int64_t units;
-  bool by_tiles;
+  int64_t heads;
+  bool by_tiles, few;
   int64_t weight;  // of a unit: about the cycles that it takes
 
-  TG_INLINE int64_t unit_keys() const { return by_tiles ? kTileUnit : kUnit; }
+  TG_INLINE int64_t unit_keys() const { return few ? kFewUnit : by_tiles ? kTileUnit : kUnit; }
 };
 
 // What is known of a task's rows after some of its units. Scores are in units of log2(e).
@@ -64,11 +67,21 @@ struct Partial {
   float *out;    // [rows, padded_value] sum of exp2(score - top) * value
 };
 
+// Calls f with the task of each head by itself, and with that head's part of the partial.
+template <typename F>
+TG_INLINE void each_head(const Attention &form, const Task &task, const Partial &partial, const F &f) {
+  Task one = task;
+  one.heads = 1;
+  for (int64_t row = 0; one.kv_head < task.kv_head + task.heads; one.kv_head++, row += kRows) {
+    f(one, Partial{partial.top + row, partial.total + row, partial.out + row * form.padded_value});
+  }
+}
+
 // A worker's scratch.
 struct Workspace {
   Partial head;               // of a task that another worker has begun; in memory that all see
   Partial tail, whole;        // of one that another goes on with; of any other
-  float *scores;              // [kRows, kUnit], or [32, kTileUnit]
+  float *scores;              // [kRows, kUnit or kFewUnit], or [32, kTileUnit]
   char *query;                // [rows, padded_dim] float32 or bfloat16
   char *keys;                 // a unit's keys (and values), padded; or packed, and behind them padded
   char *values;
@@ -202,6 +215,9 @@ void attend_by_vectors(const Attention &form, const Task &task, const Run &run, 
                        int64_t first, int64_t last);
 void attend_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                      int64_t first, int64_t last);
+// The same of few rows. then: what this worker goes on with, for whose cache is asked early; NULL where that is nothing.
+void attend_few_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                         int64_t first, int64_t last, const Task *then);
 
 // Goes through the cache's rows of consecutive positions of a segment.
 struct Rows {

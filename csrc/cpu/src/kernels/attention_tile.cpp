@@ -2,8 +2,7 @@
 //
 // Keys become 16 x 16 pairs of numbers turned about their diagonal, values pairs of neighbouring rows: the two forms in which
 // a tile is the right side of a product. A unit is packed once for all rows of a task.
-#include "../tile.h"
-#include "attention.h"
+#include "attention_pack.h"
 
 namespace tg::TG_ISA {
 
@@ -11,39 +10,7 @@ namespace tg::TG_ISA {
 
 namespace {
 
-constexpr int64_t kTile = 512;  // bfloat16 numbers of a tile
 constexpr int64_t kBlock = 32;  // rows whose scores are worked on at a time
-
-// The transpose of 16 x 16 numbers of 32 bits.
-TG_INLINE void transpose(__m512i *r) {
-  __m512i t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i++) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-  }
-}
 
 // Tiles [keys / 16][padded_dim / 32]; keys from `count` on are copies of the last.
 void pack_keys(const Attention &form, const Bf16 *const *keys, int64_t count, Bf16 *to) {
@@ -56,29 +23,6 @@ void pack_keys(const Attention &form, const Bf16 *const *keys, int64_t count, Bf
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; i++) _mm512_store_si512(to + i * 32, tile[i]);
       to += kTile;
-    }
-  }
-}
-
-// Tiles [keys / 32][padded_value / 16]; keys from `count` on are zeros.
-void pack_values(const Attention &form, const Bf16 *const *values, int64_t count, Bf16 *to) {
-  alignas(64) uint16_t low[32], high[32];
-  for (int i = 0; i < 16; i++) {
-    low[2 * i] = i, low[2 * i + 1] = i + 32;
-    high[2 * i] = i + 16, high[2 * i + 1] = i + 48;
-  }
-  const __m512i of_low = _mm512_load_si512(low), of_high = _mm512_load_si512(high);
-  const __m512i zero = _mm512_setzero_si512();
-  for (int64_t key = 0; key < count; key += 32) {
-    for (int64_t d = 0; d < form.padded_value; d += 32) {
-      for (int64_t i = 0; i < 16; i++) {
-        const int64_t at = key + 2 * i;
-        const __m512i a = at < count ? _mm512_loadu_si512(values[at] + d) : zero;
-        const __m512i b = at + 1 < count ? _mm512_loadu_si512(values[at + 1] + d) : zero;
-        _mm512_store_si512(to + i * 32, _mm512_permutex2var_epi16(a, of_low, b));
-        _mm512_store_si512(to + kTile + i * 32, _mm512_permutex2var_epi16(a, of_high, b));
-      }
-      to += 2 * kTile;
     }
   }
 }
@@ -184,7 +128,7 @@ void attend_by_tiles(const Attention &form, const Task &task, const Run &run, co
       locate<Bf16, Bf16>(of_values, rows, count, values + kTileUnit * form.padded_value, value_places);
     }
     pack_keys(form, key_places, count, keys);
-    pack_values(form, value_places, count, values);
+    pack_values(form, value_places, count, values, [] {});
     for (int64_t begin = 0; begin < task.count; begin += kBlock) {
       const int64_t end = least(begin + kBlock, task.count);
       const bool both = end - begin > 16;
