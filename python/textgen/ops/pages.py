@@ -5,18 +5,24 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 HUGE = 2 << 20  # bytes
+LARGE = 2 * HUGE  # of a tensor for which huge pages are asked
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Memory that nobody has touched; a processor's is in huge pages where the system gives them."""
-    tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
-    if tensor.device.type == "cpu":
-        _advise(tensor, HUGE, mmap.MADV_HUGEPAGE)
+    size = prod(shape) * dtype.itemsize
+    if (device is not None and device.type != "cpu") or size < LARGE:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    memory = torch.empty(size + HUGE, dtype=torch.uint8)  # what is not touched takes none
+    begin = -memory.data_ptr() % HUGE
+    tensor = memory[begin : begin + size].view(dtype).view(tuple(shape))
+    _advise(tensor, HUGE, mmap.MADV_HUGEPAGE)
     return tensor
 
 
