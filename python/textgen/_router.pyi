@@ -3,7 +3,7 @@
 import os
 from typing import final
 
-__all__ = ["Calls", "Router", "__version__", "cpu_api", "init_logging", "reserve_weights"]
+__all__ = ["Calls", "Room", "Router", "__version__", "cpu_api", "init_logging", "reserve_weights"]
 
 __version__: str
 
@@ -22,8 +22,21 @@ def cpu_api(isa: str | None = None) -> int:
 
 def reserve_weights(bytes: int) -> None:
     """Makes about so much memory in the background, for weights that the CPU kernels will be given; 0 gives back what
-    these did not take. To touch memory for the first time takes longer than to copy a weight into it.
+    these and rooms did not take. To touch memory for the first time takes longer than to copy a weight into it.
     """
+
+@final
+class Room:
+    """Zeros for as long as it lives: out of what was reserved, if so much is left of it, and in huge pages where the
+    system gives them.
+    """
+
+    def __new__(cls, bytes: int) -> Room:
+        """Raises `MemoryError` where there is none, and for no bytes."""
+
+    @property
+    def address(self) -> int:
+        """A multiple of 64."""
 
 @final
 class Router:

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tracing_subscriber::EnvFilter;
@@ -238,10 +238,30 @@ fn reserve_weights(bytes: u64) {
     textgen_cpu::reserve(bytes);
 }
 
+/// Memory out of the reserve. See `_router.pyi`.
+#[pyclass(frozen)]
+struct Room(textgen_cpu::Room);
+
+#[pymethods]
+impl Room {
+    #[new]
+    fn new(bytes: u64) -> PyResult<Self> {
+        textgen_cpu::Room::new(bytes)
+            .map(Self)
+            .ok_or_else(|| PyMemoryError::new_err(format!("no memory for {bytes} bytes")))
+    }
+
+    #[getter]
+    fn address(&self) -> usize {
+        self.0.address()
+    }
+}
+
 #[pymodule]
 fn _router(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Router>()?;
     module.add_class::<Calls>()?;
+    module.add_class::<Room>()?;
     module.add_function(wrap_pyfunction!(init_logging, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_api, module)?)?;
     module.add_function(wrap_pyfunction!(reserve_weights, module)?)?;

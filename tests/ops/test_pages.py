@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from textgen.ops.pages import HUGE, LARGE, empty
+from textgen._router import Room, reserve_weights
+from textgen.ops.pages import LARGE, empty
+
+HUGE = 2 << 20
 
 
 def flags(address: int) -> list[str]:
@@ -40,3 +44,24 @@ def test_large_tensors_lie_in_huge_pages() -> None:
 def test_small_ones_are_as_any(shape: list[int]) -> None:
     made = empty(shape, torch.uint8)
     assert list(made.shape) == shape
+
+
+def test_they_take_what_was_reserved() -> None:
+    reserve_weights(8 * HUGE)
+    try:
+        first, second = empty([2 * HUGE], torch.uint8), empty([HUGE], torch.bfloat16)
+        assert second.data_ptr() - first.data_ptr() == first.nbytes
+        assert not first.any()
+        view = first[5:]
+        del first
+        gc.collect()
+        view.fill_(7)  # it keeps the memory
+        assert int(view.sum(dtype=torch.int64)) == 7 * (2 * HUGE - 5)
+    finally:
+        reserve_weights(0)
+
+
+def test_memory_that_is_not_there_is_refused() -> None:
+    for size in (0, 1 << 62):
+        with pytest.raises(MemoryError, match=str(size)):
+            Room(size)

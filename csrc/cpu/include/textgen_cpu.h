@@ -200,6 +200,10 @@ const tg_api *tg_cpu_api(const char *isa);
 const char *tg_cpu_isas(void);
 // Makes about so many bytes of memory in the background, for weights that will be created; 0 gives back what they did not take.
 void tg_cpu_reserve(int64_t bytes);
+// Zeros, out of the reserve if it has so many bytes left, at a multiple of 64; NULL where there is no memory. `tg_cpu_leave` gives
+// them back.
+void *tg_cpu_room(int64_t bytes);
+void tg_cpu_leave(void *room, int64_t bytes);
 
 #ifdef __cplusplus
 }

@@ -182,3 +182,7 @@ extern "C" __attribute__((visibility("default"))) const char *tg_cpu_isas(void) 
 }
 
 extern "C" __attribute__((visibility("default"))) void tg_cpu_reserve(int64_t bytes) { tg::room_reserve(bytes); }
+extern "C" __attribute__((visibility("default"))) void *tg_cpu_room(int64_t bytes) {
+  return bytes > 0 && bytes <= INT64_MAX / 2 ? tg::room_create(bytes) : nullptr;
+}
+extern "C" __attribute__((visibility("default"))) void tg_cpu_leave(void *room, int64_t bytes) { tg::room_destroy(room, bytes); }

@@ -1,6 +1,7 @@
 //! The CPU kernels of `csrc/cpu`, whose interface is `include/textgen_cpu.h`.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::NonNull;
 
 /// `tg_api` of the header.
 #[repr(C)]
@@ -12,6 +13,8 @@ unsafe extern "C" {
     fn tg_cpu_api(isa: *const c_char) -> *const Api;
     fn tg_cpu_isas() -> *const c_char;
     fn tg_cpu_reserve(bytes: i64);
+    fn tg_cpu_room(bytes: i64) -> *mut c_void;
+    fn tg_cpu_leave(room: *mut c_void, bytes: i64);
 }
 
 /// The address of the table of functions for an instruction set, or for this machine's best; `None` when it has no such set.
@@ -35,9 +38,55 @@ pub fn reserve(bytes: u64) {
     unsafe { tg_cpu_reserve(i64::try_from(bytes).unwrap_or(0)) };
 }
 
+/// Zeros at a multiple of 64, out of what was reserved if so many bytes are left of it, until it is dropped.
+#[derive(Debug)]
+pub struct Room {
+    begin: NonNull<c_void>,
+    bytes: i64,
+}
+
+// SAFETY: nothing but the drop touches the memory here, and that may be done by any thread.
+unsafe impl Send for Room {}
+// SAFETY: as above; what is shared is an address.
+unsafe impl Sync for Room {}
+
+impl Room {
+    /// `None` for no bytes, and where there is no memory.
+    pub fn new(bytes: u64) -> Option<Self> {
+        let bytes = i64::try_from(bytes).ok()?;
+        // SAFETY: it may be called at any time, by any thread.
+        NonNull::new(unsafe { tg_cpu_room(bytes) }).map(|begin| Self { begin, bytes })
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> usize {
+        self.begin.as_ptr() as usize
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // SAFETY: the room came from `tg_cpu_room` with these bytes, and this is its end.
+        unsafe { tg_cpu_leave(self.begin.as_ptr(), self.bytes) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_room_is_zeros_and_large_ones_begin_at_a_page() {
+        for bytes in [1_u64, 100, 5 << 20] {
+            let room = Room::new(bytes).unwrap();
+            assert_eq!(room.address() % 64, 0);
+            // SAFETY: the room has so many bytes, and nobody else knows it.
+            let zeros = unsafe { std::slice::from_raw_parts(room.address() as *const u8, bytes as usize) };
+            assert!(zeros.iter().all(|byte| *byte == 0));
+        }
+        assert!(Room::new(0).is_none());
+        assert!(Room::new(u64::MAX).is_none());
+    }
 
     #[test]
     fn every_machine_has_the_portable_kernels_and_a_best() {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from textgen.ops.pages import empty
 from textgen.parallel import Parallel
 
 
@@ -86,7 +87,7 @@ class LoadContext:
         """The parts stacked along the first dimension, read straight into place."""
         kept = [part.kept for part in parts]
         rows = [shape[0] for shape in kept]
-        whole = torch.empty((sum(rows), *kept[0][1:]), dtype=self.dtype, device=self.device)
+        whole = empty((sum(rows), *kept[0][1:]), self.dtype, self.device)
         for part, target in zip(parts, torch.split(whole, rows), strict=True):
             self.source.read(part, target)
         return whole

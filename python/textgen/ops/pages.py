@@ -10,34 +10,31 @@ from math import prod
 import torch
 from torch import Tensor
 
-HUGE = 2 << 20  # bytes
-LARGE = 2 * HUGE  # of a tensor for which huge pages are asked
+from textgen._router import Room
+
+LARGE = 4 << 20  # bytes of a tensor for which it pays
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Memory that nobody has touched; a processor's is in huge pages where the system gives them."""
+    """Memory for anything. A processor's comes out of what was reserved for weights, if that is left, and is in huge
+    pages where the system gives them. Raises `MemoryError`."""
     size = prod(shape) * dtype.itemsize
     if (device is not None and device.type != "cpu") or size < LARGE:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
-    memory = torch.empty(size + HUGE, dtype=torch.uint8)  # what is not touched takes none
-    begin = -memory.data_ptr() % HUGE
-    tensor = memory[begin : begin + size].view(dtype).view(tuple(shape))
-    _advise(tensor, HUGE, mmap.MADV_HUGEPAGE)
-    return tensor
+    room = Room(size)
+    memory = (ctypes.c_uint8 * size).from_address(room.address)
+    memory.room = room  # type: ignore[attr-defined]  # the tensor keeps this, and this the room
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
 def let_go(view: Tensor) -> None:
     """Take whole pages of a mapped file, which nobody wrote to, out of this process's memory; they are read again when
     somebody asks for them."""
-    _advise(view, mmap.PAGESIZE, mmap.MADV_DONTNEED)
-
-
-def _advise(tensor: Tensor, page: int, advice: int) -> None:
-    """For the whole pages within."""
-    begin = -(-tensor.data_ptr() // page) * page
-    end = (tensor.data_ptr() + tensor.nbytes) // page * page
-    if end > begin and tensor.is_contiguous():
-        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
+    page = mmap.PAGESIZE
+    begin = -(-view.data_ptr() // page) * page
+    end = (view.data_ptr() + view.nbytes) // page * page
+    if end > begin and view.is_contiguous():
+        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 _LIBC = ctypes.CDLL(None)

@@ -74,4 +74,3 @@ class StoredFormat(DenseFormat):
                     source.skip(part)
                 return StoredWeight(found)
         return DenseFormat.load(self, context, parts)
-
