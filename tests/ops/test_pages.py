@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import re
 from pathlib import Path
 
@@ -65,3 +66,15 @@ def test_memory_that_is_not_there_is_refused() -> None:
     for size in (0, 1 << 62):
         with pytest.raises(MemoryError, match=str(size)):
             Room(size)
+
+
+def test_more_than_the_machine_has_is_refused_at_once() -> None:
+    sizes = re.findall(r"^(?:MemTotal|SwapTotal): *(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    size = 2048 * sum(map(int, sizes))
+    try:
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        with pytest.raises(MemoryError, match=str(size)):
+            empty([size], torch.uint8)
+    else:
+        pytest.skip("this system promises any memory")

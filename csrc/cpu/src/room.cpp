@@ -36,10 +36,9 @@ struct Locked {
   ~Locked() { pthread_mutex_unlock(&reserve.lock); }
 };
 
-// So many bytes at a multiple of a huge page's size; `bytes` is one too.
-char *map(int64_t bytes) {
-  constexpr int kKind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  void *memory = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, kKind, -1, 0);
+// So many bytes at a multiple of a huge page's size; `bytes` is one too. `kind`: more flags of mmap.
+char *map(int64_t bytes, int kind) {
+  void *memory = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | kind, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   char *begin = static_cast<char *>(memory);
   const int64_t before = round_up(reinterpret_cast<intptr_t>(begin), kHugePage) - reinterpret_cast<intptr_t>(begin);
@@ -94,7 +93,7 @@ void *room_create(int64_t bytes) {
   }
   const int64_t whole = round_up(bytes, kHugePage);
   char *room = take(whole);
-  return room != nullptr ? room : map(whole);
+  return room != nullptr ? room : map(whole, 0);  // more than there can be is refused now, not when it is touched
 }
 
 void room_destroy(void *room, int64_t bytes) {
@@ -104,7 +103,7 @@ void room_destroy(void *room, int64_t bytes) {
 
 void room_reserve(int64_t bytes) {
   const int64_t whole = bytes < kHugePage ? 0 : round_up(bytes, kHugePage);
-  char *memory = whole == 0 ? nullptr : map(whole);
+  char *memory = whole == 0 ? nullptr : map(whole, MAP_NORESERVE);  // a guess, which may be too large
   replace(memory, memory == nullptr ? 0 : whole);
   if (memory == nullptr) return;
   pthread_attr_t detached;

@@ -90,13 +90,13 @@ class Repeat(Protocol):
         """[n] its tokens: to be changed in place before it runs."""
         ...
 
-    @property
-    def logits(self) -> NDArray[np.float32]:
-        """[n, vocab] of the last run."""
-        ...
-
     def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
         """[n] the likeliest tokens, their logits, and the logs of the sums of exp. The next run overwrites them."""
+        ...
+
+    def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+        """Put the likeliest token that bits [rows, whole 4 bytes] allow, little-endian by token id, into some rows of
+        what `run` gave. [rows] their logits; None where one may have none."""
         ...
 
 

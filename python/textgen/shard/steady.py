@@ -123,12 +123,12 @@ class Steady(Continuation):
         forbidden = ~allowed.permits(tokens)
         if not forbidden.any():
             return True
-        rows, bits = allowed.rows[forbidden], allowed.bits[forbidden]
-        logits = self.batch.logits[rows]
-        may = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
-        each, best = np.arange(len(rows)), np.where(may, logits, -np.inf).argmax(axis=1)
-        tokens[rows], chosen[rows] = best, logits[each, best]
-        return bool(may[each, best].all())
+        rows = allowed.rows[forbidden]
+        logits = self.batch.choose_again(rows, allowed.bits[forbidden])
+        if logits is None:
+            return False
+        chosen[rows] = logits
+        return True
 
 
 class NotFollowed(Exception):

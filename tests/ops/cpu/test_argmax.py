@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,3 +37,24 @@ def test_forbidden_and_broken_rows(native: Native) -> None:
     assert tokens.tolist() == logits.argmax(-1).tolist()
     assert normaliser[:2].tolist() == pytest.approx([-3.0, 4.0])
     assert not normaliser[2:].isfinite().any()
+
+
+@KINDS
+@pytest.mark.parametrize("vocab", [1, 31, 4096, 4097, 49155])
+def test_of_what_masks_allow(native: Native, rng: random.Random, dtype: torch.dtype, vocab: int) -> None:
+    count = rng.randint(1, 9)
+    logits = wider((torch.randn(count, vocab) * 10).to(dtype))
+    may = torch.rand(count, vocab) < torch.tensor([[rng.choice((0.5, 0.01, 0.0))] for _ in range(count)])
+    tokens, expected = torch.full((count,), 7), []
+    masks = np.zeros(count, np.int64)
+    held = np.packbits(np.pad(may.numpy(), ((0, 0), (0, -vocab % 32)), constant_values=True), axis=1, bitorder="little")
+    for row in range(count):
+        allowed = logits[row].float().masked_fill(~may[row], -torch.inf)
+        if rng.random() < 0.3:
+            expected.append(7)
+            continue
+        expected.append(int(allowed.argmax()) if may[row].any() else -1)
+        masks[row] = held[row].ctypes.data
+    args = {0: 0, 1: tokens.data_ptr(), 3: masks.ctypes.data}
+    native.run((ARGMAX, args, {}, 0), [logits], Step(count, outputs=count), outputs=[0])
+    assert tokens.tolist() == expected

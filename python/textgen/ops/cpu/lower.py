@@ -93,8 +93,10 @@ class Lowered:
     tables: Mapping[int, Handle] = field(default_factory=dict)  # by `id`: tables that are packed somewhere else
     layout: Layout = field(init=False)
     likeliest: tuple[Tensor, Tensor] | None = None  # [rows] int64 and float32, where the program finds them
+    masks: NDArray[np.int64] | None = None  # [rows] addresses of bits, for `choice`; 0: a row stays as it is
     _views: dict[View, int] = field(default_factory=dict)
     _records: list[_Record] = field(default_factory=list)
+    _choice: _Record | None = None
     _keeps: list[object] = field(default_factory=list)
     _unpacked: list[tuple[Handle, Weight]] = field(default_factory=list)
     _packed: dict[int, Handle] = field(default_factory=dict)
@@ -140,8 +142,18 @@ class Lowered:
 
     def plan(self, pool: Handle, segments: int, context: int, layers: Sequence[LayerPlace] = ()) -> Handle:
         """Raises `KernelsMissing` when the kernels refuse an operation."""
-        operations = (Operation * len(self._records))()
-        for record, operation in zip(self._records, operations, strict=True):
+        return self._bound(self._records, pool, segments, context, layers)
+
+    def choice(self, pool: Handle) -> Handle | None:
+        """What finds the likeliest tokens again, of those that `masks` allow: -1 where there are none. None where the
+        program finds no tokens."""
+        return None if self._choice is None else self._bound([self._choice], pool, 0, 0, ())
+
+    def _bound(
+        self, records: Sequence[_Record], pool: Handle, segments: int, context: int, layers: Sequence[LayerPlace]
+    ) -> Handle:
+        operations = (Operation * len(records))()
+        for record, operation in zip(records, operations, strict=True):
             args = record.args
             if record.layer is not None:
                 args = self._with_cache(record, layers[record.layer])
@@ -231,8 +243,11 @@ class Lowered:
                 return self._mix(each)
             case FindLikeliest():
                 tokens, normalisers = torch.zeros(self.rows, dtype=torch.int64), torch.zeros(self.rows)
-                self.likeliest = tokens, normalisers
-                return _Record(ARGMAX, [self._at(each.x), self._address(tokens), self._address(normalisers)])
+                self.likeliest, self.masks = (tokens, normalisers), np.zeros(self.rows, np.int64)
+                self._keeps.append(self.masks)
+                args = [self._at(each.x), self._address(tokens)]
+                self._choice = _Record(ARGMAX, [*args, 0, self.masks.ctypes.data])
+                return _Record(ARGMAX, [*args, self._address(normalisers)])
             case Scale():
                 return _Record(SCALE, [self._at(each.x)], (each.factor, each.soft_cap or 0.0))
             case _:

@@ -53,7 +53,7 @@ class PlannedModel:
         self._logits = Lowered(kernels, recording.logits, self._rows)
         # A table that is the head too is looked up in its packed form: it is in memory once.
         self._hidden = Lowered(kernels, recording.hidden, sizes.max_tokens, self._logits.packed)
-        self._logits_plan = self._logits.plan(self._pool, 0, 0)
+        self._logits_plan, self._choice = self._logits.plan(self._pool, 0, 0), self._logits.choice(self._pool)
         self._plan: Handle | None = None
         self._bound: object = None
         self._step, self._found = Step(), 0
@@ -107,14 +107,16 @@ class PlannedModel:
     def repeat(self) -> Repeated | None:
         """See `Repeats`."""
         hidden, logits, count = self._hidden, self._logits, self._found
-        if self._last is None or self._plan is None or logits.likeliest is None or count != self._step.tokens:
+        if self._last is None or self._plan is None or self._choice is None or count != self._step.tokens:
             return None
         program = logits.program
-        assert program.given is not None
+        assert program.given is not None and logits.likeliest is not None and logits.masks is not None
         tokens, normalisers = logits.likeliest
         return Repeated(
             kernels=self._kernels,
             plans=((self._plan, self._step), (self._logits_plan, Step(tokens=count))),
+            choice=self._choice,
+            masks=logits.masks[:count],
             filled=self._last,
             ends=(logits.bytes(program.given, count), hidden.bytes(hidden.program.result, count)),
             logits=logits.view(program.result, count).numpy(),
@@ -188,6 +190,8 @@ class Repeated:
 
     kernels: Kernels
     plans: tuple[tuple[Handle, Step], tuple[Handle, Step]]
+    choice: Handle  # among what masks allow
+    masks: NDArray[np.int64]  # [n] addresses of their bits
     filled: _Filled
     ends: tuple[NDArray[np.uint8], NDArray[np.uint8]]  # where the logits' rows begin, and where the layers' end
     logits: NDArray[np.float32]
@@ -209,6 +213,14 @@ class Repeated:
         self.kernels.run(head, rows)
         tokens, normalisers = self.found
         return tokens, self.logits[self.rows, tokens], normalisers
+
+    def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+        bits = np.ascontiguousarray(bits)
+        self.masks[rows] = bits.ctypes.data + bits.strides[0] * np.arange(len(rows))
+        self.kernels.run(self.choice, self.plans[1][1])
+        self.masks[rows] = 0
+        tokens = self.found[0][rows]
+        return self.logits[rows, tokens] if tokens.min() >= 0 else None
 
 
 def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention, Tensor]]) -> _Filled:
