@@ -49,6 +49,12 @@ impl SamplingParams {
         }
     }
 
+    /// Whether it is the likeliest token of the model's own numbers.
+    #[must_use]
+    pub fn takes_likeliest(&self) -> bool {
+        self.temperature == 0.0 && !self.needs_history()
+    }
+
     /// Whether the shard must know the tokens so far.
     #[must_use]
     #[allow(clippy::float_cmp)] // Neutral values are exact.

@@ -428,6 +428,7 @@ const SILENT: MockConfig = MockConfig {
     version: VERSION,
     vocab: mock_shard::VOCAB,
     takes_masks: true,
+    asks_for_masks: false,
     is_blind: false,
     forward_ns: 2,
     num_blocks: 64,

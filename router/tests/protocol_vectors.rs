@@ -68,6 +68,7 @@ fn describe(frame: &Frame) -> Value {
             "step": failed.step, "slots": failed.slots.0, "kind": failed.kind, "message": failed.message,
         }),
         Frame::Stop => json!({}),
+        Frame::Ask(ask) => json!({"step": ask.step, "masks": ask.masks.0}),
     }
 }
 

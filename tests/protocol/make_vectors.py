@@ -31,6 +31,7 @@ COLUMNS = {
     "Step": dict.fromkeys(("segments", "tokens", "blocks", "copies", "freed", "masks"), "<u4"),
     "Done": {"slots": "<u4", "counts": "<u4", "tokens": "<u4", "logprobs": "<f4"},
     "Failed": {"slots": "<u4"},
+    "Ask": {"masks": "<u4"},
 }
 BIG = 2**64 - 1
 
@@ -50,13 +51,13 @@ def frames() -> dict[str, p.Frame]:
     segments = [[0, 255], [0, 70000], [5, 1], [0, 0], [4, 3], [2, 0]]
     return {
         "hello": p.Hello(
-            5, 0, 1, model, p.KvFacts(1000, 16, 5_000_000_000, [None, 1024, 1024]), p.Limits(256, 2048, 20),
+            6, 0, 1, model, p.KvFacts(1000, 16, 5_000_000_000, [None, 1024, 1024]), p.Limits(256, 2048, 20, True),
             [p.Region("logprobs", 0, 8192), p.Region("masks", 8192, 4096)],
             [p.Phase("import", 1.5), p.Phase("load", 0.0)], [p.MeasuredStep(520, 1 << 40, 70000, 9, 8, 123456)],
         ),
         "hello_without_windows": p.Hello(
-            65535, 4294967295, 2, p.ModelFacts(101, 64, "float32"), p.KvFacts(1, 1, BIG, [None]), p.Limits(1, 1, 0),
-            [], [], [],
+            65535, 4294967295, 2, p.ModelFacts(101, 64, "float32"), p.KvFacts(1, 1, BIG, [None]),
+            p.Limits(1, 1, 0, False), [], [], [],
         ),
         "admit": admit(),
         "admit_greedy": admit(
@@ -85,6 +86,7 @@ def frames() -> dict[str, p.Frame]:
         "failed": p.Failed(9, p.pack_u32([3]), "numerics", "the model's logits are not finite"),
         "failed_unknown": p.Failed(None, b"", "protocol", "unknown frame kind 99 – ünïcode"),
         "stop": p.Stop(),
+        "ask": p.Ask(1 << 40, p.pack_u32([6, 70000])),
     }  # fmt: skip
 
 

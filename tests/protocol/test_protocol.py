@@ -44,7 +44,7 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
         u32,
         st.builds(p.ModelFacts, u32, u32, text),
         st.builds(p.KvFacts, u32, u32, u64, st.lists(st.none() | u32, max_size=4)),
-        st.builds(p.Limits, u32, u32, u32),
+        st.builds(p.Limits, u32, u32, u32, st.booleans()),
         st.lists(st.builds(p.Region, text, u64, u64), max_size=3),
         st.lists(st.builds(p.Phase, text, st.floats(allow_nan=False)), max_size=3),
         st.lists(st.builds(p.MeasuredStep, u64, u64, u64, u64, u64, u64), max_size=3),
@@ -83,6 +83,7 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
     ),
     p.Failed: st.builds(p.Failed, st.none() | u64, column, text, text),
     p.Stop: st.builds(p.Stop),
+    p.Ask: st.builds(p.Ask, u64, column),
 }
 any_frame = st.one_of(*FRAMES.values())
 
@@ -192,7 +193,7 @@ def test_a_length_over_the_limit_is_refused_before_its_payload_arrives() -> None
         p.encode(p.Failed(None, bytes(p.MAX_PAYLOAD), "internal", ""))
 
 
-@pytest.mark.parametrize("kind", [0, 7, 255])
+@pytest.mark.parametrize("kind", [0, 8, 255])
 def test_unknown_kinds_are_named(kind: int) -> None:
     with pytest.raises(p.ProtocolError, match=f"unknown frame kind {kind}"):
         p.decode(kind, b"\x90")

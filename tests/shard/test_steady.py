@@ -161,6 +161,49 @@ def test_they_keep_to_masks(make_runner: RunnerMaker, monkeypatch: pytest.Monkey
     print(f"{quick} steps were steady")
 
 
+def test_parts_of_masks_lead_to_what_whole_ones_do(make_runner: RunnerMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is asked for where the likeliest token is not in the part; a part whose rest does not come is late."""
+    rng = fresh_rng()
+    masks = [{slot: rng.sample(range(100), rng.choice((60, 90))) for slot in range(3)} for _ in range(20)]
+    parts = [{slot: rng.sample(tokens, 50) for slot, tokens in step.items()} for step in masks]
+    asked = list[tuple[int, list[int]]]()
+
+    def said(in_part: bool) -> list[object]:
+        sequences = Sequences(make_runner(num_blocks=4 * BLOCKS, mask_timeout=0.01))
+        runner, whole = sequences.runner, dict[int, list[int]]()
+
+        def ask(number: int, slots: Any) -> None:
+            asked.append((number, slots.tolist()))
+            for slot in slots.tolist():
+                if slot in whole:
+                    write_mask(runner, number, slot, whole[slot])
+
+        runner.memory.masks.ask = ask
+        for slot in range(3):
+            assert runner.admit(admit(slot, 4)) == []
+            sequences.at[slot] = 0
+        found = answers(sequences.step(dict.fromkeys(range(3), [5, 6, 7, 8])))
+        for allowed, part in zip(masks, parts, strict=True):
+            places = {slot: sequences.number % 4 * 8 + slot for slot in allowed}
+            whole = {places[slot]: tokens for slot, tokens in allowed.items()}
+            for slot, tokens in (part if in_part else allowed).items():
+                write_mask(runner, sequences.number + 1, places[slot], tokens, in_part)
+            found += answers(sequences.step(masks=list(places.items())))
+        if in_part:  # the rest of the last one does not come
+            whole = {}
+            write_mask(runner, sequences.number + 1, 0, [], in_part)
+            assert any(isinstance(frame, Failed) for frame in sequences.step(masks=[(0, 0)]))
+        return found
+
+    runs = counted(monkeypatch)
+    ours = said(in_part=True)
+    assert asked
+    if runs:
+        assert any(len(slots) < 3 for _, slots in asked), "only who needs the rest asks for it"
+    assert runs or not isinstance(make_runner().model, Repeats)
+    assert ours == said(in_part=False)
+
+
 def test_sequences_begin_blocks_on_the_way(steady_one: tuple[Sequences, list[int]]) -> None:
     sequences, runs = steady_one
     counts = []

@@ -88,7 +88,7 @@ impl Shard {
             world_size: 1,
             model: ModelFacts { vocab_size, max_positions: 1 << 17, dtype: "none".to_owned() },
             kv: KvFacts { num_pages: num_blocks, block_size: 16, bytes_per_page: 1, groups: vec![None] },
-            limits: StepLimits { max_slots, max_batch_tokens: 1 << 16, max_top_n: 0 },
+            limits: StepLimits { max_slots, max_batch_tokens: 1 << 16, max_top_n: 0, asks_for_masks: false },
             regions: Vec::new(),
             phases: Vec::new(),
             measured: Vec::new(),

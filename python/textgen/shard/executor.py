@@ -12,7 +12,7 @@ import torch
 from textgen.shard.errors import ShardError
 from textgen.shard.link import Broken, FrameWriter, Inbox, Received, RouterGone
 from textgen.shard.metrics import Metrics
-from textgen.shard.protocol import Admit, Failed, Hello, Step, Stop
+from textgen.shard.protocol import Admit, Ask, Failed, Hello, Ints, Step, Stop, pack_u32
 from textgen.shard.runner import Outcome, Runner
 
 PAUSE = 20e-6  # seconds between two looks at the device, while nothing comes from the router
@@ -26,6 +26,8 @@ class Executor:
     def __init__(self, runner: Runner, inbox: Inbox, writer: FrameWriter, metrics: Metrics, stuck_after: float) -> None:
         self._runner, self._inbox, self._writer, self._metrics = runner, inbox, writer, metrics
         self._stuck_after = stuck_after
+        if runner.asks_for_masks:
+            runner.memory.masks.ask = self._ask
         self._busy_since: float | None = None  # seconds, monotonic
         self._ended = False
 
@@ -59,6 +61,9 @@ class Executor:
             if not self._runner.under_way():
                 self._busy_since = None
         return self._inbox.get()
+
+    def _ask(self, step: int, slots: Ints) -> None:
+        self._writer.send([Ask(step, pack_u32(slots))])
 
     def _send(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:

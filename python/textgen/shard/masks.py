@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ PAUSE = 20e-6  # seconds between two looks at a stamp that is not there yet
 
 KIND_BITS = 0  # the bits say which tokens are allowed
 KIND_ANY = 1  # no bits: sample freely, the router does not use the result
+KIND_PART = 2  # the bits are tokens that are allowed, others may be too; the whole mask comes when it is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,18 @@ class Arrived:
 
     late: Mask  # [n] not there in time
     free: Mask  # [n] there, and without bits
+    part: Mask  # [n] there in part
     bits: NDArray[np.uint8]  # [n, row] little-endian bits by token id; of late and free ones meaningless
     waited: float  # seconds
 
 
 class MaskBoard:
-    """The region as the shard sees it: it reads, the router writes. `timeout`: seconds, for all masks of a step."""
+    """The region as the shard sees it: it reads, the router writes. `timeout`: seconds, for all masks of a step.
+
+    `ask`: has the router write whole masks of a step to these slots, where it has written parts.
+    """
+
+    ask: Callable[[int, Ints], None] | None = None
 
     def __init__(self, region: memoryview, size: MaskSize, timeout: float) -> None:
         self._size, self.timeout = size, timeout
@@ -86,9 +94,9 @@ class MaskBoard:
         if not samples[segments].all():
             raise ProtocolError("a mask names a segment that samples nothing")
 
-    def read(self, step: int, slots: Ints) -> Arrived:
+    def read(self, step: int, slots: Ints, parts: bool = False) -> Arrived:
         """Wait until the masks of the step are there, at most until the timeout; `slots` [n] are checked. A step
-        that is read again goes on waiting from when it was read first."""
+        that is read again goes on waiting from when it was read first. Unless `parts` will do, masks are whole."""
         if self._awaited is None or self._awaited[0] != step:
             self._awaited = step, time.monotonic()
         started = self._awaited[1]
@@ -97,10 +105,19 @@ class MaskBoard:
         while late.any() and time.monotonic() - started < self.timeout:
             time.sleep(PAUSE)
             late = self._stamps[slots] != stamp
+        kinds = self._kinds[slots]
+        if not parts and (part := ~late & (kinds == KIND_PART)).any():
+            if self.ask is not None:
+                self.ask(step, slots[part])
+            while (kinds[part] == KIND_PART).any() and time.monotonic() - started < self.timeout:
+                time.sleep(PAUSE)
+                kinds = self._kinds[slots]
+            late |= part & (kinds == KIND_PART)
         # The router writes the bits, then the stamp. A processor that reorders reads must not take older bits: taking
         # and giving back a lock, twice, orders what comes after behind what came before.
         for _ in range(2):
             with self._barrier:
                 pass
-        free: Mask = ~late & (self._kinds[slots] == KIND_ANY)
-        return Arrived(late, free, self._bits[slots], time.monotonic() - started)
+        free: Mask = ~late & (kinds == KIND_ANY)
+        part = ~late & (kinds == KIND_PART)
+        return Arrived(late, free, part, self._bits[slots], time.monotonic() - started)

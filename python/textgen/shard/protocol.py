@@ -1,4 +1,4 @@
-"""The step protocol, version 5: frames between the router and a shard (Rust twin: `router/src/shard/protocol.rs`).
+"""The step protocol, version 6: frames between the router and a shard (Rust twin: `router/src/shard/protocol.rs`).
 
 A frame is a little-endian u32 payload length, a kind byte, and one msgpack array (the fields of a struct in order).
 What is per token or per segment travels as packed little-endian columns, read here without a copy by numpy.
@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-VERSION = 5
+VERSION = 6
 NO_PAGE = 0xFFFF_FFFF  # in the place of a page that no window reaches
 MAX_PAYLOAD = 64 << 20
 HEADER = struct.Struct("<IB")
@@ -40,6 +40,7 @@ class Kind(IntEnum):
     DONE = 4
     FAILED = 5
     STOP = 6
+    ASK = 7
 
 
 class Flag(IntFlag):
@@ -71,6 +72,7 @@ class Limits(_Array, frozen=True):
     max_slots: U32
     max_batch_tokens: U32
     max_top_n: U32
+    asks_for_masks: bool  # masks may come in part: an `Ask` is sent where the rest is needed
 
 
 class Region(_Array, frozen=True):
@@ -212,7 +214,14 @@ class Stop(_Array, frozen=True):
     """router → shard: finish the steps before this one and exit."""
 
 
-Frame: TypeAlias = Hello | Admit | Step | Done | Failed | Stop
+class Ask(_Array, frozen=True):
+    """shard → router: masks of a step, of which there are parts, are needed whole."""
+
+    step: U64
+    masks: bytes  # their slots
+
+
+Frame: TypeAlias = Hello | Admit | Step | Done | Failed | Stop | Ask
 
 _TYPES: dict[Kind, type[Frame]] = {
     Kind.HELLO: Hello,
@@ -221,6 +230,7 @@ _TYPES: dict[Kind, type[Frame]] = {
     Kind.DONE: Done,
     Kind.FAILED: Failed,
     Kind.STOP: Stop,
+    Kind.ASK: Ask,
 }
 _KINDS = {type_: kind for kind, type_ in _TYPES.items()}
 _ENCODER = msgspec.msgpack.Encoder()

@@ -92,6 +92,11 @@ class Runner:
         self._steady: Steady | Following | None = None  # what the step before tells of the next one
         self.groups = groups
 
+    @property
+    def asks_for_masks(self) -> bool:
+        """Whether parts of masks are of use: steps that look at the likeliest token first."""
+        return self._repeats is not None and self.pipeline is None
+
     @torch.inference_mode()
     def admit(self, admit: Admit) -> list[Failed]:
         """Seat a sequence. The answer is empty when all is well."""

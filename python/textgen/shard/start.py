@@ -173,7 +173,7 @@ def hello(settings: ShardSettings, runner: Runner, phases: list[Phase], measured
         kv=KvFacts(
             runner.bounds.num_pages, settings.block_size, runner.cache.bytes_per_page, list(runner.groups.windows)
         ),
-        limits=Limits(settings.max_slots, settings.max_batch_tokens, settings.max_top_n),
+        limits=Limits(settings.max_slots, settings.max_batch_tokens, settings.max_top_n, runner.asks_for_masks),
         regions=runner.memory.regions,
         phases=phases,
         measured=measured,

@@ -106,29 +106,44 @@ class Steady(Continuation):
             return None
         waited = None
         if self.masks is not None:
-            arrived = self.board.read(number, self.masks[:, 1])
-            if arrived.late.any() or arrived.free.any():
+            waited = self._keep_to_masks(number, self.masks, tokens, chosen)
+            if waited is None:
                 return None
-            if not self._keep_to(Allowed(self.masks[:, 0], arrived.bits), tokens, chosen):
-                return None
-            waited = arrived.waited
         self.last[self.slot] = tokens
         if self.begun is not None:  # a step that is worked out after all has them yet to come
             which, pages = self.begun
             slots.append_blocks(self.slot[which], np.ones_like(which), pages)
         return Ran(tokens, chosen - normalisers, waited)
 
-    def _keep_to(self, allowed: Allowed, tokens: Ints, chosen: Floats) -> bool:
-        """Put the likeliest allowed token, and its logit, where another one stands; false where there is none."""
-        forbidden = ~allowed.permits(tokens)
+    def _keep_to_masks(self, number: int, masks: Ints, tokens: Ints, chosen: Floats) -> float | None:
+        """Put the likeliest allowed token, and its logit, where another one stands. Seconds that were waited; None
+        where there is no such token, or no mask.
+
+        The likeliest token of all is the likeliest allowed one if a part of a mask allows it. Else the whole mask says.
+        """
+        rows, places = masks.T
+        arrived = self.board.read(number, places, parts=True)
+        waited = arrived.waited
+        if arrived.late.any() or arrived.free.any():
+            return None
+        forbidden = ~Allowed(rows, arrived.bits).permits(tokens)
         if not forbidden.any():
-            return True
-        rows = allowed.rows[forbidden]
-        logits = self.batch.choose_again(rows, allowed.bits[forbidden])
+            return waited
+        rows, bits = rows[forbidden], arrived.bits[forbidden]
+        if arrived.part[forbidden].any():
+            whole = self.board.read(number, places[forbidden])
+            if whole.late.any() or whole.free.any():
+                return None
+            bits, waited = whole.bits, whole.waited
+            forbidden = ~Allowed(rows, bits).permits(tokens)
+            if not forbidden.any():
+                return waited
+            rows, bits = rows[forbidden], bits[forbidden]
+        logits = self.batch.choose_again(rows, bits)
         if logits is None:
-            return False
+            return None
         chosen[rows] = logits
-        return True
+        return waited
 
 
 class NotFollowed(Exception):

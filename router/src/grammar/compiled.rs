@@ -47,7 +47,8 @@ impl CompiledGrammar {
         limits: &GrammarLimits,
     ) -> Result<Self, GrammarError> {
         let grammar = source.lower(vocabulary, limits)?;
-        let template = vocabulary.factory().create_parser(grammar).map_err(|error| refusal(&error.to_string()))?;
+        let mut template = vocabulary.factory().create_parser(grammar).map_err(|error| refusal(&error.to_string()))?;
+        template.bias_computer = vocabulary.parts();
         let compiled = Self {
             vocabulary: Arc::clone(vocabulary),
             template,

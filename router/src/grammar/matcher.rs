@@ -6,6 +6,7 @@ use llguidance::api::StopReason;
 use llguidance::{Matcher as Inner, TokenParser};
 
 use super::error::MatchError;
+use super::parts::computing;
 use super::thinking::{Marker, Thinking};
 use super::vocabulary::{SPELLED_AHEAD, Vocabulary};
 
@@ -38,15 +39,34 @@ impl Matcher {
     /// # Errors
     /// `TooComplex`, `DeadEnd` and `Failed`.
     pub fn fill_mask(&mut self, words: &mut [u32]) -> Result<(), MatchError> {
+        self.fill(words, false).map(|_| ())
+    }
+
+    /// The same where a part will do: sets bits of tokens that may come next, and tells whether others may come too. It gives a
+    /// part where that is found much sooner.
+    ///
+    /// # Errors
+    /// As of [`Matcher::fill_mask`].
+    pub fn fill_part(&mut self, words: &mut [u32]) -> Result<bool, MatchError> {
+        self.fill(words, true)
+    }
+
+    /// Whether the bits are a part of the mask, which they may be if a `part` will do.
+    fn fill(&mut self, words: &mut [u32], part: bool) -> Result<bool, MatchError> {
         if self.is_thinking() {
             self.vocabulary.write_mask(self.vocabulary.free_mask(), words);
             allow(self.thinking.as_ref().map(Thinking::specials), words);
-            return Ok(());
+            return Ok(false);
         }
-        let mask = self.inner.compute_mask_or_eos().map_err(|_| self.failure())?;
+        let (mask, partly) = computing(part, || self.inner.compute_mask_or_eos());
+        if partly {
+            // The library keeps it for the mask of this state.
+            self.inner.invalidate_bias_cache();
+        }
+        let mask = mask.map_err(|_| self.failure())?;
         self.vocabulary.write_mask(mask.as_slice(), words);
         allow(self.thinking.as_ref().map(Thinking::starts), words);
-        Ok(())
+        Ok(partly)
     }
 
     /// Takes the token that was sampled or forced.

@@ -17,6 +17,7 @@ mod lark;
 mod layout;
 mod limits;
 mod matcher;
+mod parts;
 mod pattern;
 mod schema;
 mod service;

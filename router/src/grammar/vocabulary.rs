@@ -12,6 +12,7 @@ use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, 
 
 use super::error::GrammarError;
 use super::limits::GrammarLimits;
+use super::parts::Parts;
 use crate::input::ModelText;
 use crate::output::joining::Joining;
 use crate::output::token_table::Entry;
@@ -22,6 +23,7 @@ pub(super) const SPELLED_AHEAD: usize = 4096;
 /// One model's tokens, shared by all its grammars.
 pub struct Vocabulary {
     factory: ParserFactory,
+    parts: Arc<Parts>,
     env: TokEnv,
     eos: Arc<[u32]>,
     /// Every token with text, no special one, and none that ends a sequence: what thinking may use.
@@ -72,7 +74,8 @@ impl Vocabulary {
             .map_err(|error| GrammarError::Internal(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = limits.parser();
-        Ok(Self { factory, env, eos, free, vocab_size: model.vocab_size() as usize })
+        let parts = Arc::new(Parts::new(factory.slicer())?);
+        Ok(Self { factory, parts, env, eos, free, vocab_size: model.vocab_size() as usize })
     }
 
     /// `u32` words of a mask: a bit for every row of the model's logits, also for those that are no token.
@@ -83,6 +86,11 @@ impl Vocabulary {
 
     pub(super) fn factory(&self) -> &ParserFactory {
         &self.factory
+    }
+
+    /// What computes masks.
+    pub(super) fn parts(&self) -> Arc<Parts> {
+        Arc::clone(&self.parts)
     }
 
     pub(super) fn is_eos(&self, token: u32) -> bool {

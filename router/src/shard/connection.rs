@@ -87,6 +87,8 @@ pub(super) struct Connection {
     memory: Option<SharedMemory>,
     /// Where grammar masks are written; `None` for a shard that takes none.
     pub(super) masks: Option<MaskBoard>,
+    /// Whether it takes parts of masks, and asks for the rest where it needs it.
+    pub(super) asks_for_masks: bool,
     greeter: Option<oneshot::Sender<Result<Hello, NoHello>>>,
     /// Its end tells the shard's owner that the shard is lost.
     _held: oneshot::Sender<Infallible>,
@@ -103,6 +105,7 @@ impl Connection {
             memory_file: Some(attachment.memory),
             memory: None,
             masks: None,
+            asks_for_masks: false,
             greeter: Some(attachment.greeted),
             _held: attachment.held,
             vocab_size: 0,
@@ -121,6 +124,7 @@ impl Connection {
         let Some(file) = self.memory_file.take() else { return invalid("a shard says hello only once") };
         let memory = SharedMemory::map(file, &hello.regions)?;
         self.masks = memory.masks(hello.model.vocab_size)?;
+        self.asks_for_masks = hello.limits.asks_for_masks;
         self.memory = Some(memory);
         self.vocab_size = hello.model.vocab_size;
         Ok(())

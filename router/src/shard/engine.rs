@@ -19,7 +19,6 @@ use super::handle::{EngineError, EngineStatus, Inbox, Submission};
 use super::link::LinkError;
 use super::live::{LiveRequests, Work};
 use super::mask_workers::MaskWorkers;
-use super::masks::MaskBoard;
 use super::observer::EngineObserver;
 use super::protocol::{Frame, Hello, ProtocolError};
 use crate::scheduler::{Admission, Completed, Micros, NewBeams, Plan, Scheduler, SequenceId};
@@ -239,7 +238,7 @@ impl Engine {
         let mut masks = Vec::new();
         let mut stuck = Vec::new();
         if self.live.has_guided() {
-            (masks, stuck) = want_masks(&self.plan, shard.masks.as_ref(), &mut self.live, scheduler);
+            (masks, stuck) = want_masks(&self.plan, shard, &mut self.live, scheduler);
         }
         shard.link.queue(&frames::step(&self.plan, masks))?;
         shard.sent(&self.plan, &self.live, began);
@@ -324,6 +323,7 @@ impl Engine {
             Frame::Hello(hello) => self.greet(hello)?,
             Frame::Done(done) => self.complete(&done)?,
             Frame::Failed(failed) => self.fail(&failed)?,
+            Frame::Ask(ask) => self.tell_rest(&ask),
             Frame::Admit(_) | Frame::Step(_) | Frame::Stop => {
                 return Err(ProtocolError::Invalid("a shard sent a frame that only a router sends".to_owned()).into());
             }
@@ -384,7 +384,7 @@ impl Engine {
 /// that no slot is left for.
 fn want_masks(
     plan: &Plan,
-    board: Option<&MaskBoard>,
+    shard: &Connection,
     live: &mut LiveRequests,
     scheduler: &mut Scheduler,
 ) -> (Vec<u32>, Vec<SequenceId>) {
@@ -392,13 +392,13 @@ fn want_masks(
     for (place, segment) in (0..).zip(&plan.segments).filter(|(_, segment)| segment.sample) {
         let id = segment.sequence;
         let Some(guided) = live.guided_mut(id) else { continue };
-        let Some(ticket) = board.and_then(|board| board.ticket(plan.step)) else {
+        let Some(ticket) = shard.masks.as_ref().and_then(|board| board.ticket(plan.step)) else {
             stuck.push(id);
             continue;
         };
         masks.extend([place, ticket.slot()]);
         let position = segment.start + segment.length;
-        guided.want(position, ticket);
+        guided.want(position, ticket, shard.asks_for_masks);
         if guided.pauses_after(position) {
             scheduler.pause(id);
         }

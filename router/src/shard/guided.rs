@@ -44,6 +44,16 @@ pub(super) struct Guided {
     whole: bool,
     /// Masks that steps in flight wait for, and the positions that they are for.
     tickets: VecDeque<(u32, MaskTicket)>,
+    /// The position and the slot of the mask that is being found.
+    finding: Option<(u32, u32)>,
+    /// The mask that the shard has a part of.
+    open: Option<(u32, MaskTicket)>,
+    /// The shard wants the rest of it, or of the one that is being found.
+    asked: bool,
+    /// Whether parts of masks will do.
+    in_part: bool,
+    /// And for the shard, which asks for the rest.
+    shard_asks: bool,
     jumps: bool,
     words: usize,
     /// How long a mask takes.
@@ -58,8 +68,8 @@ pub(super) struct Guided {
 
 impl Guided {
     /// A sequence with its prompt, of `prompt_len` tokens. It `jumps` over forced tokens when nothing is wanted of them that
-    /// only sampling tells.
-    pub(super) fn new(id: SequenceId, guide: &Guide, prompt_len: u32, jumps: bool) -> Self {
+    /// only sampling tells. Masks `in_part` will do for one that takes the likeliest token.
+    pub(super) fn new(id: SequenceId, guide: &Guide, prompt_len: u32, jumps: bool, in_part: bool) -> Self {
         Self {
             id,
             key: guide.key(),
@@ -70,6 +80,11 @@ impl Guided {
             mask: None,
             whole: false,
             tickets: VecDeque::new(),
+            finding: None,
+            open: None,
+            asked: false,
+            in_part,
+            shard_asks: false,
             jumps,
             words: 0,
             pace: Duration::ZERO,
@@ -79,8 +94,10 @@ impl Guided {
         }
     }
 
-    /// A step that is about to be sent samples the token at this position.
-    pub(super) fn want(&mut self, position: u32, mut ticket: MaskTicket) {
+    /// A step that is about to be sent samples the token at this position. The shard `asks` for what a part of a mask leaves out,
+    /// or takes none.
+    pub(super) fn want(&mut self, position: u32, mut ticket: MaskTicket, asks: bool) {
+        self.shard_asks = asks;
         self.words = ticket.words().len();
         self.tickets.push_back((position, ticket));
     }
@@ -88,6 +105,7 @@ impl Guided {
     /// A token has come.
     pub(super) fn hear(&mut self, step: StepId, heard: Heard) {
         self.heard_in = step;
+        (self.finding, self.open, self.asked) = (None, None, false);
         self.known = heard.output.position + 1;
         self.waiting.push_back(heard);
     }
@@ -102,11 +120,22 @@ impl Guided {
     /// What steps in flight sample of it will not be used: nobody must wait for its masks.
     pub(super) fn forget_tickets(&mut self) {
         self.tickets.clear();
+        (self.finding, self.open, self.asked) = (None, None, false);
+    }
+
+    /// The shard, which has a part of the mask in this slot, wants all of it; whether it is this one's.
+    pub(super) fn ask(&mut self, slot: u32) -> bool {
+        let finding = self.finding.map(|(_, slot)| slot);
+        let own = self.open.as_ref().map(|(_, ticket)| ticket.slot()).or(finding) == Some(slot);
+        self.asked |= own;
+        own
     }
 
     /// A worker has given the matcher back. A mask that takes longer than `patience` makes it slow.
     pub(super) fn take_back(&mut self, followed: Followed, patience: Duration) {
-        let Followed { follower, taken, run, whole, mask, took, spent } = followed;
+        let Followed { follower, taken, run, whole, mask, open, took, spent } = followed;
+        // Without a place the step that it was for is over.
+        self.open = open.zip(self.finding.take()).map(|(ticket, (position, _))| (position, ticket));
         self.follower = Some(follower);
         self.ahead.extend(run);
         (self.mask, self.whole) = (mask, whole);
@@ -164,6 +193,9 @@ impl Guided {
         } else {
             self.mask = None;
         }
+        if self.asked {
+            self.open.take().into_iter().for_each(|open| self.tickets.push_front(open));
+        }
         let due = self.known + self.ahead.len() as u32;
         let is_due = self.tickets.front().is_some_and(|&(position, _)| position == due);
         let ticket = if is_due { self.tickets.pop_front().map(|(_, ticket)| ticket) } else { None };
@@ -173,7 +205,9 @@ impl Guided {
         let tokens = self.waiting.iter().map(|heard| heard.output.token).collect();
         let (id, key, words, looks_ahead) = (self.id, self.key, self.words, self.slow && self.tickets.is_empty());
         let jumps = self.jumps && self.ahead.is_empty();
-        Ok(Some(Job { id, key, follower, tokens, ticket, words, looks_ahead, jumps }))
+        self.finding = ticket.as_ref().map(|ticket| (due, ticket.slot()));
+        let in_part = self.in_part && self.shard_asks && !std::mem::take(&mut self.asked);
+        Ok(Some(Job { id, key, follower, tokens, ticket, words, looks_ahead, jumps, in_part }))
     }
 
     /// Writes the masks of positions about which all is known.

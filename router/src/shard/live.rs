@@ -104,7 +104,8 @@ impl LiveRequest {
             guided: request.grammar.as_ref().map(|guide| {
                 // What was likely instead of a forced token is found only where it is sampled.
                 let jumps = request.top_n_tokens == 0;
-                Box::new(Guided::new(submission.id + choice, guide, prompt_len, jumps))
+                let in_part = jumps && request.rules.is_none() && request.sampling.takes_likeliest();
+                Box::new(Guided::new(submission.id + choice, guide, prompt_len, jumps, in_part))
             }),
         }
     }
@@ -275,6 +276,12 @@ impl LiveRequests {
     /// A sequence's state under its grammar, if it has one.
     pub(super) fn guided_mut(&mut self, id: SequenceId) -> Option<&mut Guided> {
         self.requests.get_mut(&id)?.guided.as_deref_mut()
+    }
+
+    /// The sequences for which the shard has parts of masks in these slots, and wants the rest.
+    pub(super) fn asked_for(&mut self, slots: &[u32]) -> Vec<SequenceId> {
+        let guided = self.requests.iter_mut().filter_map(|(id, request)| Some((*id, request.guided.as_mut()?)));
+        guided.filter_map(|(id, guided)| slots.iter().any(|&slot| guided.ask(slot)).then_some(id)).collect()
     }
 
     /// Nobody waits for masks any more.

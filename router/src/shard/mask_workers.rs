@@ -53,6 +53,8 @@ pub(super) struct Job {
     pub(super) looks_ahead: bool,
     /// Whether to look for forced tokens.
     pub(super) jumps: bool,
+    /// Whether a part of the mask will do.
+    pub(super) in_part: bool,
 }
 
 /// What became of a job.
@@ -76,6 +78,8 @@ pub(super) struct Followed {
     pub(super) whole: bool,
     /// The mask behind the run, or the one that was wanted ahead.
     pub(super) mask: Option<Vec<u32>>,
+    /// The ticket, if the mask was published in part.
+    pub(super) open: Option<MaskTicket>,
     /// How long it took to find the mask.
     pub(super) took: Duration,
     /// How long all of it took.
@@ -198,7 +202,7 @@ impl Job {
     /// The mask comes before forced tokens are taken: the shard may be waiting for it. A ticket that is dropped lets it
     /// sample freely.
     fn run(self) -> Result<Followed, MatchError> {
-        let Self { follower, tokens, ticket, words, looks_ahead, jumps, .. } = self;
+        let Self { follower, tokens, ticket, words, looks_ahead, jumps, in_part, .. } = self;
         let mut matcher = match follower {
             Follower::New(guide) => Box::new(guide.matcher()),
             Follower::Begun(matcher) => matcher,
@@ -213,7 +217,7 @@ impl Job {
             }
         }
         let mut run = Vec::new();
-        let mut mask = None;
+        let (mut mask, mut open) = (None, None);
         let mut took = Duration::ZERO;
         // What is whole before its first token is ended by a sampled end: an answer has at least one token.
         if taken == 0 || !matcher.must_stop() {
@@ -221,8 +225,15 @@ impl Job {
             // A mask begins with what is forced, so who asks for that first has it found once for both.
             let due = if jumps { matcher.forced() } else { Vec::new() };
             if let Some(mut ticket) = ticket {
-                matcher.fill_mask(ticket.words())?;
-                ticket.publish();
+                let words = ticket.words();
+                let partly =
+                    if in_part { matcher.fill_part(words)? } else { matcher.fill_mask(words).map(|()| false)? };
+                if partly {
+                    ticket.publish_part();
+                    open = Some(ticket);
+                } else {
+                    ticket.publish();
+                }
             } else if looks_ahead {
                 mask = Some(filled(&mut matcher, words)?);
             }
@@ -237,7 +248,7 @@ impl Job {
             mask = if whole { None } else { Some(filled(&mut matcher, words)?) };
         }
         let spent = began.elapsed();
-        Ok(Followed { follower: Follower::Begun(matcher), taken, run, whole, mask, took, spent })
+        Ok(Followed { follower: Follower::Begun(matcher), taken, run, whole, mask, open, took, spent })
     }
 }
 
@@ -257,7 +268,17 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     fn job(follower: Follower, tokens: Vec<Token>) -> Job {
-        Job { id: 1, key: 0, follower, tokens, ticket: None, words: DEMO.mask_words(), looks_ahead: true, jumps: true }
+        Job {
+            id: 1,
+            key: 0,
+            follower,
+            tokens,
+            ticket: None,
+            words: DEMO.mask_words(),
+            looks_ahead: true,
+            jumps: true,
+            in_part: false,
+        }
     }
 
     fn matcher() -> Box<Matcher> {

@@ -20,6 +20,8 @@ const HEADER: usize = 64;
 const KIND_BITS: u64 = 0;
 /// No bits: the shard samples freely, and the router does not use what it draws.
 const KIND_ANY: u64 = 1;
+/// The bits are tokens that are allowed, and others may be too: the shard asks for the rest where it needs it.
+const KIND_PART: u64 = 2;
 
 // Bits travel as the memory of u32 words.
 const _: () = assert!(cfg!(target_endian = "little"), "masks are written as little-endian words");
@@ -112,15 +114,26 @@ impl MaskTicket {
     pub fn publish(mut self) {
         self.kind = KIND_BITS;
     }
+
+    /// A part of the mask is written: the shard may sample from it, or asks for all of it, which is published then. Nothing may
+    /// be written before that.
+    pub fn publish_part(&mut self) {
+        self.stamp(KIND_PART);
+    }
+
+    fn stamp(&self, of: u64) {
+        let header = self.board.map.as_mut_ptr().wrapping_add(self.slot * self.board.stride).cast::<AtomicU64>();
+        // SAFETY: as for the words, for the first two words of the slot's header, which are only ever used as atomics here.
+        let (stamp, kind) = unsafe { (&*header, &*header.wrapping_add(1)) };
+        // Who has read a part waits for another kind.
+        kind.store(of, Ordering::Release);
+        stamp.store(self.step.wrapping_add(1), Ordering::Release);
+    }
 }
 
 impl Drop for MaskTicket {
     fn drop(&mut self) {
-        let header = self.board.map.as_mut_ptr().wrapping_add(self.slot * self.board.stride).cast::<AtomicU64>();
-        // SAFETY: as for the words, for the first two words of the slot's header, which are only ever used as atomics here.
-        let (stamp, kind) = unsafe { (&*header, &*header.wrapping_add(1)) };
-        kind.store(self.kind, Ordering::Relaxed);
-        stamp.store(self.step.wrapping_add(1), Ordering::Release);
+        self.stamp(self.kind);
         if let Some(taken) = self.board.taken.get(self.slot) {
             taken.store(false, Ordering::Release);
         }
@@ -184,6 +197,27 @@ mod tests {
             let written: String = read(&file, place, case.stride).iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(written, case.hex);
         }
+    }
+
+    #[test]
+    fn a_part_is_followed_by_the_whole_in_its_slot() {
+        let (file, board) = board(0, 4 * 2 * 128, 500).unwrap();
+        let mut ticket = board.ticket(1).unwrap();
+        let place = u64::from(ticket.slot()) * 128;
+        ticket.words().fill(1);
+        ticket.publish_part();
+        assert_eq!(
+            (read(&file, place, 9)[..].to_vec(), read(&file, place + 64, 1)),
+            (vec![2, 0, 0, 0, 0, 0, 0, 0, 2], vec![1])
+        );
+        let other = board.ticket(1).unwrap();
+        assert_ne!(other.slot(), ticket.slot(), "it is still this one's");
+        ticket.words().fill(3);
+        ticket.publish();
+        assert_eq!(
+            (read(&file, place, 9)[..].to_vec(), read(&file, place + 64, 1)),
+            (vec![2, 0, 0, 0, 0, 0, 0, 0, 0], vec![3])
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The step protocol, version 5: frames between router and shard. `docs/protocol.md` is the contract; the Python twin is
+//! The step protocol, version 6: frames between router and shard. `docs/protocol.md` is the contract; the Python twin is
 //! `python/textgen/shard/protocol.py`, and `tests/protocol/vectors.json` holds bytes that both must read and write.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use super::columns::Column;
 use crate::scheduler::{MeasuredStep, Windows};
 
 /// Version that both sides must speak.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Bytes before a payload: its length and the frame's kind.
 pub const HEADER: usize = 5;
 /// Largest payload either side accepts.
@@ -139,6 +139,8 @@ pub struct StepLimits {
     pub max_batch_tokens: u32,
     /// Alternatives reported for a token.
     pub max_top_n: u32,
+    /// Whether masks may come in part: it sends an [`Ask`] where it needs the rest.
+    pub asks_for_masks: bool,
 }
 
 /// A named part of the shared memory, in bytes.
@@ -284,6 +286,15 @@ pub struct Failed {
     pub message: String,
 }
 
+/// Masks of a step, of which there are parts, are needed whole.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ask {
+    /// The step.
+    pub step: u64,
+    /// Their slots.
+    pub masks: Column<u32>,
+}
+
 /// Any frame.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // Named after what they carry.
@@ -294,6 +305,7 @@ pub enum Frame {
     Done(Done),
     Failed(Failed),
     Stop,
+    Ask(Ask),
 }
 
 impl Frame {
@@ -307,6 +319,7 @@ impl Frame {
             Self::Done(_) => 4,
             Self::Failed(_) => 5,
             Self::Stop => 6,
+            Self::Ask(_) => 7,
         }
     }
 
@@ -322,6 +335,7 @@ impl Frame {
             Self::Done(frame) => encode(self.kind(), frame, out),
             Self::Failed(frame) => encode(self.kind(), frame, out),
             Self::Stop => encode(self.kind(), &[0_u8; 0], out),
+            Self::Ask(frame) => encode(self.kind(), frame, out),
         }
     }
 
@@ -337,6 +351,7 @@ impl Frame {
             4 => decode(kind, payload).map(Self::Done),
             5 => decode(kind, payload).map(Self::Failed),
             6 => Ok(Self::Stop),
+            7 => decode(kind, payload).map(Self::Ask),
             _ => Err(ProtocolError::UnknownKind(kind)),
         }
     }

@@ -101,6 +101,22 @@ async fn an_answer_follows_its_grammar_and_ends_with_it() {
 }
 
 #[tokio::test]
+async fn masks_in_part_lead_to_what_whole_ones_do() {
+    for asks_for_masks in [true, false] {
+        // Steps that are long leave time to find masks in the engine's own thread, and short ones leave none.
+        for forward_ns in [2, 1_000_000_000] {
+            let house = House::new(512);
+            house.attach(MockConfig { asks_for_masks, forward_ns, ..config() }).await.unwrap();
+            let guide = guide(regex(r#""[^"\\\x00-\x1f]{50,500}""#)).await;
+            for start in 0..4 {
+                assert_follows(&house, &guide, vec![start, 7, 9], 150).await;
+            }
+            house.empties().await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn forced_text_takes_fewer_steps_than_tokens_and_is_scored() {
     let house = House::new(512);
     house.attach(config()).await.unwrap();

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use rustix::fs::{MemfdFlags, SealFlags};
 use textgen_router::shard::columns::Column;
 use textgen_router::shard::protocol::{
-    Admit, Done, FLAG_LAST, FLAG_PROMPT_LOGPROBS, FLAG_SAMPLE, Failed, Frame, HEADER, Hello, KvFacts, ModelFacts,
+    Admit, Ask, Done, FLAG_LAST, FLAG_PROMPT_LOGPROBS, FLAG_SAMPLE, Failed, Frame, HEADER, Hello, KvFacts, ModelFacts,
     Region, SEGMENT_COLUMNS, Step, StepLimits, Times, VERSION,
 };
 
@@ -48,6 +48,8 @@ pub struct MockConfig {
     pub silent_from_step: Option<u64>,
     /// Takes grammar masks; without, it has no region for them.
     pub takes_masks: bool,
+    /// Takes masks in part, and asks for the rest.
+    pub asks_for_masks: bool,
     /// Never finds a mask, and fails whoever should have one.
     pub is_blind: bool,
     /// How long it says that a forward pass takes.
@@ -68,6 +70,7 @@ impl Default for MockConfig {
             dies_at_step: None,
             silent_from_step: None,
             takes_masks: true,
+            asks_for_masks: true,
             is_blind: false,
             forward_ns: 2,
             poison: None,
@@ -147,6 +150,7 @@ impl Mock {
                 max_slots: self.config.max_slots,
                 max_batch_tokens: self.config.max_batch_tokens,
                 max_top_n: 20,
+                asks_for_masks: self.config.asks_for_masks,
             },
             regions: self.regions(),
             phases: vec![("import".to_owned(), 0.1)],
@@ -177,8 +181,9 @@ impl Mock {
         regions
     }
 
-    /// The mask in a slot, once it is stamped for the step; `None` where anything goes.
-    fn mask(&self, step: u64, slot: u32) -> Option<Vec<u32>> {
+    /// The mask in a slot, once it is stamped for the step; `None` where anything goes. If a part of it does not allow the likeliest
+    /// token, it is all of it.
+    fn mask(&mut self, step: u64, slot: u32, likeliest: u32) -> Option<Vec<u32>> {
         use std::os::unix::fs::FileExt;
         let at = PART * 4 + u64::from(slot) * self.config.stride();
         let mut header = [0; 16];
@@ -188,8 +193,18 @@ impl Mock {
         }
         let mut bits = vec![0; self.config.vocab.div_ceil(32) as usize * 4];
         self.memory.read_exact_at(&mut bits, at + 64).unwrap();
+        let is_in_part = header[8] == 2;
+        assert!(!is_in_part || self.config.asks_for_masks, "a part that nobody can complete");
+        if is_in_part && bits[likeliest as usize / 8] >> (likeliest % 8) & 1 == 0 {
+            self.send(&Frame::Ask(Ask { step, masks: Column(vec![slot]) }));
+            while header[8] == 2 {
+                std::thread::yield_now();
+                self.memory.read_exact_at(&mut header, at).unwrap();
+            }
+            self.memory.read_exact_at(&mut bits, at + 64).unwrap();
+        }
         let words = bits.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
-        (header[8] == 0).then(|| words.collect())
+        (header[8] != 1).then(|| words.collect())
     }
 
     fn send(&mut self, frame: &Frame) {
@@ -268,7 +283,8 @@ impl Mock {
             if poisoned || (self.config.is_blind && mask_slot.is_some()) {
                 failed.push(slot);
             } else if flags & FLAG_SAMPLE != 0 {
-                let mask = mask_slot.and_then(|place| self.mask(step.step, place));
+                let likeliest = next_allowed(&context, self.config.vocab, |_| true).expect("a vocabulary");
+                let mask = mask_slot.and_then(|place| self.mask(step.step, place, likeliest));
                 let allowed =
                     |token: u32| mask.as_ref().is_none_or(|mask| mask[token as usize / 32] >> (token % 32) & 1 == 1);
                 seat.last = next_allowed(&context, self.config.vocab, allowed).expect("a mask that allows nothing");

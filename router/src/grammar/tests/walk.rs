@@ -5,7 +5,8 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::grammar::{Matcher, Vocabulary};
+use super::{DEMO, compile};
+use crate::grammar::{GrammarSource, Matcher, Vocabulary};
 
 /// Tokens after which a walk looks for its end.
 const ENOUGH: usize = 60;
@@ -22,9 +23,14 @@ pub(super) fn allowed(mask: &[u32]) -> Vec<u32> {
 pub(crate) fn walk(mut matcher: Matcher, vocabulary: &Arc<Vocabulary>, seed: u64) -> Option<Vec<u8>> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut mask = vec![u32::MAX; vocabulary.mask_words()];
+    let mut part = mask.clone();
     let mut text = Vec::new();
     for step in 0..TOO_MANY {
+        // Before the whole, which must not be taken from it.
+        let partly = matcher.fill_part(&mut part).unwrap_or_else(|error| panic!("seed {seed}: {error} after {text:?}"));
         matcher.fill_mask(&mut mask).unwrap_or_else(|error| panic!("seed {seed}: {error} after {text:?}"));
+        assert!(partly || part == mask, "seed {seed}: what is no part is the whole");
+        assert!(part.iter().zip(&mask).all(|(part, mask)| part & !mask == 0), "seed {seed}: a part is of the mask");
         let tokens = allowed(&mask);
         let ends = tokens.iter().any(|&token| vocabulary.is_eos(token));
         assert_eq!(ends, matcher.is_accepting(), "seed {seed}: an end is allowed exactly when the answer is whole");
@@ -52,4 +58,23 @@ pub(crate) fn walk(mut matcher: Matcher, vocabulary: &Arc<Vocabulary>, seed: u64
 fn eagerness(bytes: &[u8]) -> usize {
     let order: [&[u8]; 9] = [b"\"", b"'", b"<", b"}", b"]", b":", b",", b"0", b"e"];
     order.iter().position(|closer| *closer == bytes).unwrap_or(order.len())
+}
+
+#[test]
+fn inside_a_string_a_part_of_the_mask_is_known() {
+    let grammar = compile(&GrammarSource::Regex(r#""[^"\\\x00-\x1f\x7f]{1,500}""#.to_owned()), &DEMO).unwrap();
+    let (mut matcher, quote) = (grammar.matcher(), DEMO.named("\"").unwrap());
+    let (mut part, mut whole) = (vec![0; DEMO.mask_words()], vec![0; DEMO.mask_words()]);
+    assert!(!matcher.fill_part(&mut part).unwrap(), "it has not begun");
+    matcher.advance(quote).unwrap();
+    matcher.advance(DEMO.named("a").unwrap()).unwrap();
+    assert!(matcher.fill_part(&mut part).unwrap());
+    matcher.fill_mask(&mut whole).unwrap();
+    let (part, whole) = (allowed(&part), allowed(&whole));
+    assert!(part.iter().all(|token| whole.contains(token)) && part.len() > 1000, "{} of {}", part.len(), whole.len());
+    assert!(whole.contains(&quote) && !part.contains(&quote));
+    let mut fork = matcher.fork();
+    fork.advance(quote).unwrap();
+    let mut end = vec![0; DEMO.mask_words()];
+    assert!(!fork.fill_part(&mut end).unwrap() && allowed(&end).iter().all(|&token| DEMO.is_eos(token)), "it is over");
 }

@@ -12,7 +12,7 @@ use crate::shard::link::LinkError;
 use crate::shard::live::Told;
 use crate::shard::mask_workers::Report;
 use crate::shard::observer::StepReport;
-use crate::shard::protocol::{Done, Failed, ProtocolError};
+use crate::shard::protocol::{Ask, Done, Failed, ProtocolError};
 
 impl Engine {
     pub(super) fn complete(&mut self, done: &Done) -> Result<(), LinkError> {
@@ -111,6 +111,13 @@ impl Engine {
             }
         }
         self.tell_heard();
+    }
+
+    /// The shard needs all of some masks that it has parts of.
+    pub(super) fn tell_rest(&mut self, ask: &Ask) {
+        for id in self.live.asked_for(&ask.masks.0) {
+            self.follow(id);
+        }
     }
 
     /// Takes in all that the mask workers have reported.
