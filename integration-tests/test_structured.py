@@ -62,6 +62,17 @@ def test_every_answer_under_a_regular_expression_matches(model: Api) -> None:
         assert re.fullmatch(chosen[number], text), f"{chosen[number]!r}: {text!r} (seed {SEED})"
 
 
+def test_the_likeliest_answer_is_the_same_whoever_looks_at_it(model: Api) -> None:
+    """Alternatives take whole masks, the likeliest token alone parts of them inside of strings."""
+    for least, most in [(1, 30), (60, 90), (100, 400)]:
+        text = {"type": "string", "minLength": least, "maxLength": most}
+        shape = {"type": "object", "properties": {"text": text}, "required": ["text"], "additionalProperties": False}
+        greedy = {"temperature": 0, "max_tokens": 120, "guided_json": shape}
+        plain, watched = (chat(model, **greedy, **more) for more in ({}, {"logprobs": True, "top_logprobs": 2}))
+        assert plain["message"] == watched["message"]
+        assert plain["finish_reason"] == watched["finish_reason"]
+
+
 def test_choices(model: Api) -> None:
     choices = ["yes", "no", "yes, but", "no\nbreak", "naïve 🎈", '"quoted"']
     fields: list[dict[str, Any]] = [{"guided_choice": choices}, {"structured_outputs": {"choice": choices}}]

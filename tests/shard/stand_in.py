@@ -141,14 +141,15 @@ class StandIn:
     def __init__(self, kernels: StandInKernels, rng: random.Random, meter: Meter | None = None) -> None:
         self.kernels, self._rng, self._meter = kernels, rng, meter
         self._queued: list[Callable[[], None]] = []
-        self._pinned: set[int] = set()
+        # By address, and kept: a tensor of another kind that came to lie there would be taken for one.
+        self._pinned: dict[int, Tensor] = {}
         self.captured = self.replayed = 0
         self.refuses: str | None = None  # to capture
         self._settled = 0
 
     def pinned(self, size: int) -> Tensor:
         memory = torch.full((size,), NONSENSE, dtype=torch.uint8)
-        self._pinned.add(memory.untyped_storage().data_ptr())
+        self._pinned[memory.untyped_storage().data_ptr()] = memory
         return memory
 
     def copy(self, target: Tensor, source: Tensor) -> None:
