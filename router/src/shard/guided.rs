@@ -105,8 +105,10 @@ impl Guided {
     /// A token has come.
     pub(super) fn hear(&mut self, step: StepId, heard: Heard) {
         self.heard_in = step;
-        (self.finding, self.open, self.asked) = (None, None, false);
         self.known = heard.output.position + 1;
+        self.finding.take_if(|(position, _)| *position < self.known);
+        self.open.take_if(|(position, _)| *position < self.known);
+        self.asked &= self.finding.is_some() || self.open.is_some();
         self.waiting.push_back(heard);
     }
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use serde_json::json;
+use serde_json::{Map, json};
 use textgen_router::grammar::{GrammarLimits, GrammarSource, Grammars, Guide};
 use textgen_router::input::ModelText;
 
@@ -113,6 +113,24 @@ async fn masks_in_part_lead_to_what_whole_ones_do() {
             }
             house.empties().await;
         }
+    }
+}
+
+#[tokio::test]
+async fn a_part_outlives_what_is_told_of_the_run_before_it() {
+    let property = json!({"type": "string", "minLength": 3, "maxLength": 60});
+    let names = ["the_first_long_name", "another quite long name", "one that is long too"];
+    let properties: Map<_, _> = names.iter().map(|name| ((*name).to_owned(), property.clone())).collect();
+    let schema = json!({"type": "object", "properties": properties, "required": names, "additionalProperties": false});
+    let guide = guide(GrammarSource::JsonSchema(schema)).await;
+    // So few tokens in a step that runs are cut, and the masks behind them are found before all of them has come back.
+    for max_batch_tokens in [4, 5, 6, 7, 9] {
+        let house = House::new(512);
+        house.attach(MockConfig { max_batch_tokens, ..config() }).await.unwrap();
+        for start in 0..6 {
+            assert_follows(&house, &guide, vec![start, 7, 9], 150).await;
+        }
+        house.empties().await;
     }
 }
 
