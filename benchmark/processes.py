@@ -6,12 +6,19 @@ from pathlib import Path
 
 
 def family(process: int) -> list[int]:
-    """A process and those that come from it."""
+    """A process and those that come from it, whichever of its threads started them; none where it has ended."""
     try:
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        threads = list(Path(f"/proc/{process}/task").iterdir())
     except FileNotFoundError:
         return []
-    return [process, *(each for child in children for each in family(int(child)))]
+    return [process, *(each for thread in threads for child in _children(thread) for each in family(child))]
+
+
+def _children(thread: Path) -> list[int]:
+    try:
+        return list(map(int, (thread / "children").read_text().split()))
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return []
 
 
 def peak(process: int) -> float:
