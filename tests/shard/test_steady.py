@@ -256,8 +256,8 @@ def test_a_step_that_is_run_again_takes_its_block_once(
 
     def broken(self: Repeated, begun: Begun | None) -> Any:
         assert begun is not None and begun.sequences.tolist() == [0]
-        tokens, chosen, normalisers = run(self, begun)
-        return tokens, chosen, normalisers * np.nan
+        tokens, logprobs = run(self, begun)
+        return tokens, logprobs * np.nan
 
     with monkeypatch.context() as patch:
         patch.setattr(Repeated, "run", broken)
@@ -310,8 +310,8 @@ def test_faults_are_those_of_other_steps(
     with monkeypatch.context() as patch:
 
         def broken(self: Repeated, begun: Begun | None) -> Any:
-            tokens, chosen, normalisers = run(self, begun)
-            return tokens, chosen, normalisers * np.nan
+            tokens, logprobs = run(self, begun)
+            return tokens, logprobs * np.nan
 
         patch.setattr(Repeated, "run", broken)
         (done,) = sequences.step()

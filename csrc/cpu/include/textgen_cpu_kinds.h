@@ -189,13 +189,15 @@ enum tg_experts {
 // TG_GATHER_ROWS: y[i] = x[step.sampled[i]]; x has a row for each token, y one for each output.
 enum tg_gather { TG_GATHER_X = 0, TG_GATHER_Y = 1 };
 
-// The first of the largest numbers of each row, and the log of the sum of exp of a row. With masks: of those numbers whose bit is
-// set, -1 where that leaves none above minus infinity; rows without a mask stay as they are, and there is no normaliser.
+// The first of the largest numbers of each row, the log of the sum of exp of a row, and what is between the two. With masks: of
+// those numbers whose bit is set, -1 where that leaves none above minus infinity; rows without a mask stay as they are, and the
+// normaliser, of all numbers, is read.
 enum tg_argmax {
   TG_ARGMAX_X = 0,
   TG_ARGMAX_TOKENS = 1,      // address: [rows] int64
-  TG_ARGMAX_NORMALISER = 2,  // address: [rows] float32; 0: not wanted
+  TG_ARGMAX_NORMALISER = 2,  // address: [rows] float32; 0: not wanted, nor then the next
   TG_ARGMAX_MASKS = 3,       // address: [rows] addresses of bits, whole 4 bytes of them, the lowest first; 0: of all numbers
+  TG_ARGMAX_LOGPROBS = 4,    // address: [rows] float32, of the tokens; 0: not wanted
 };
 
 #endif

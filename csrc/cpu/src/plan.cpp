@@ -86,11 +86,14 @@ void work(void *argument, int32_t worker) {
   char *own = plan->scratch + plan->sizes.shared + worker * plan->sizes.worker;
   const Run run = {plan->step, plan->buffers, plan->scratch, own, plan->pool, worker, plan->shape.workers};
   int64_t *profile = worker == 0 ? plan->profile : nullptr;
+  int64_t begun = profile == nullptr ? 0 : now_ns();
   for (int64_t i = 0; i < plan->op_count; i++) {
-    const int64_t begun = profile == nullptr ? 0 : now_ns();
     plan->kernels[i]->run(plan->ops[i], run);
     if (i + 1 < plan->op_count) run.barrier();  // behind the last one the pool has its own
-    if (profile != nullptr) profile[i] += now_ns() - begun;
+    if (profile == nullptr) continue;
+    const int64_t ended = now_ns();
+    profile[i] += ended - begun;
+    begun = ended;
   }
 }
 

@@ -90,13 +90,14 @@ class Repeat(Protocol):
         """[n] its tokens: to be changed in place before it runs."""
         ...
 
-    def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-        """[n] the likeliest tokens, their logits, and the logs of the sums of exp. The next run overwrites them."""
+    def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """[n] the likeliest tokens and their log-probabilities, not finite where a logit is none or where there is
+        nothing to draw. The next run overwrites them."""
         ...
 
-    def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+    def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> bool:
         """Put the likeliest token that bits [rows, whole 4 bytes] allow, little-endian by token id, into some rows of
-        what `run` gave. [rows] their logits; None where one may have none."""
+        what `run` gave. Whether each of them may have one."""
         ...
 
 

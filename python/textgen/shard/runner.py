@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +46,7 @@ if TYPE_CHECKING:  # for GPUs alone
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a step answers, and its size for the metrics."""
 
     frames: Sequence[Done | Failed]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,7 @@ from textgen.shard.protocol import Done, Failed, Ints, ProtocolError, Step, pack
 from textgen.shard.slots import Slots
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """What came of a step."""
 
     tokens: Ints
@@ -101,23 +101,23 @@ class Steady(Continuation):
         if slots.span is not None:
             slots.start[self.slot] += 1
         self.last.take(self.slot, out=self.batch.ids, mode="clip")
-        tokens, chosen, normalisers = self.batch.run(self.begun)
-        if not isfinite(np.add.reduce(normalisers)):
+        tokens, logprobs = self.batch.run(self.begun)
+        if not isfinite(sum(logprobs.tolist())):
             return None
         waited = None
         if self.masks is not None:
-            waited = self._keep_to_masks(number, self.masks, tokens, chosen)
+            waited = self._keep_to_masks(number, self.masks, tokens)
             if waited is None:
                 return None
         self.last[self.slot] = tokens
         if self.begun is not None:  # a step that is worked out after all has them yet to come
             which, pages = self.begun
             slots.append_blocks(self.slot[which], np.ones_like(which), pages)
-        return Ran(tokens, chosen - normalisers, waited)
+        return Ran(tokens, logprobs, waited)
 
-    def _keep_to_masks(self, number: int, masks: Ints, tokens: Ints, chosen: Floats) -> float | None:
-        """Put the likeliest allowed token, and its logit, where another one stands. Seconds that were waited; None
-        where there is no such token, or no mask.
+    def _keep_to_masks(self, number: int, masks: Ints, tokens: Ints) -> float | None:
+        """Put the likeliest allowed token where another one stands. Seconds that were waited; None where there is no
+        such token, or no mask.
 
         The likeliest token of all is the likeliest allowed one if a part of a mask allows it. Else the whole mask says.
         """
@@ -139,11 +139,7 @@ class Steady(Continuation):
             if not forbidden.any():
                 return waited
             rows, bits = rows[forbidden], bits[forbidden]
-        logits = self.batch.choose_again(rows, bits)
-        if logits is None:
-            return None
-        chosen[rows] = logits
-        return waited
+        return waited if self.batch.choose_again(rows, bits) else None
 
 
 class NotFollowed(Exception):

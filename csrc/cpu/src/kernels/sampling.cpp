@@ -98,20 +98,22 @@ void argmax_run(const tg_op &op, const Run &run) {
   const Share mine = run.share(rows);
   int64_t *tokens = address<int64_t>(op.args[TG_ARGMAX_TOKENS]);
   float *normaliser = address<float>(op.args[TG_ARGMAX_NORMALISER]);
+  float *logprobs = address<float>(op.args[TG_ARGMAX_LOGPROBS]);
   for (int64_t row = mine.begin; row < mine.end; row++) {
     if (stays(row)) continue;
     Best best = found[row * parts];
     for (int64_t part = 1; part < parts; part++) best = later(best, found[row * parts + part]);
     tokens[row] = best.token;
-    if (normaliser != nullptr) normaliser[row] = best.top + logf(best.total);
+    if (normaliser != nullptr && masks == nullptr) normaliser[row] = best.top + logf(best.total);
+    if (logprobs != nullptr) logprobs[row] = best.top - normaliser[row];
   }
 }
 
 const char *argmax_check(const tg_op &op, const Shape &shape) {
   if (!shape.is_float(op.args[TG_ARGMAX_X])) return "argmax: x is no buffer of float32 or bfloat16";
   if (op.args[TG_ARGMAX_TOKENS] == 0) return "argmax: there is nowhere to put the tokens";
-  const bool both = op.args[TG_ARGMAX_MASKS] != 0 && op.args[TG_ARGMAX_NORMALISER] != 0;
-  return both ? "argmax: there is no normaliser under masks" : nullptr;
+  const bool alone = op.args[TG_ARGMAX_LOGPROBS] != 0 && op.args[TG_ARGMAX_NORMALISER] == 0;
+  return alone ? "argmax: there are no log-probabilities without a normaliser" : nullptr;
 }
 
 Scratch argmax_scratch(const tg_op &op, const Shape &shape) {

@@ -92,7 +92,7 @@ class Lowered:
     rows: int
     tables: Mapping[int, Handle] = field(default_factory=dict)  # by `id`: tables that are packed somewhere else
     layout: Layout = field(init=False)
-    likeliest: tuple[Tensor, Tensor] | None = None  # [rows] int64 and float32, where the program finds them
+    likeliest: tuple[Tensor, Tensor, Tensor] | None = None  # [rows] tokens, normalisers, logprobs, where it finds them
     masks: NDArray[np.int64] | None = None  # [rows] addresses of bits, for `choice`; 0: a row stays as it is
     _views: dict[View, int] = field(default_factory=dict)
     _records: list[_Record] = field(default_factory=list)
@@ -242,12 +242,12 @@ class Lowered:
             case MixExperts():
                 return self._mix(each)
             case FindLikeliest():
-                tokens, normalisers = torch.zeros(self.rows, dtype=torch.int64), torch.zeros(self.rows)
-                self.likeliest, self.masks = (tokens, normalisers), np.zeros(self.rows, np.int64)
+                tokens, numbers = torch.zeros(self.rows, dtype=torch.int64), torch.zeros(2, self.rows)
+                self.likeliest, self.masks = (tokens, numbers[0], numbers[1]), np.zeros(self.rows, np.int64)
                 self._keeps.append(self.masks)
-                args = [self._at(each.x), self._address(tokens)]
-                self._choice = _Record(ARGMAX, [*args, 0, self.masks.ctypes.data])
-                return _Record(ARGMAX, [*args, self._address(normalisers)])
+                x, found, normalisers, logprobs = self._at(each.x), *map(self._address, self.likeliest)
+                self._choice = _Record(ARGMAX, [x, found, normalisers, self.masks.ctypes.data, logprobs])
+                return _Record(ARGMAX, [x, found, normalisers, 0, logprobs])
             case Scale():
                 return _Record(SCALE, [self._at(each.x)], (each.factor, each.soft_cap or 0.0))
             case _:

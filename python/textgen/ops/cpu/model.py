@@ -111,7 +111,7 @@ class PlannedModel:
             return None
         program = logits.program
         assert program.given is not None and logits.likeliest is not None and logits.masks is not None
-        tokens, normalisers = logits.likeliest
+        tokens, _, logprobs = logits.likeliest
         return Repeated(
             kernels=self._kernels,
             plans=((self._plan, self._step), (self._logits_plan, Step(tokens=count))),
@@ -119,9 +119,7 @@ class PlannedModel:
             masks=logits.masks[:count],
             filled=self._last,
             ends=(logits.bytes(program.given, count), hidden.bytes(hidden.program.result, count)),
-            logits=logits.view(program.result, count).numpy(),
-            found=(tokens[:count].numpy(), normalisers[:count].numpy()),
-            rows=np.arange(count),
+            found=(tokens[:count].numpy(), logprobs[:count].numpy()),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -141,7 +139,7 @@ class PlannedModel:
         """Of the rows of the last `logits`: it is found on the way."""
         if self._logits.likeliest is None or self._found == 0:
             return None
-        tokens, normalisers = self._logits.likeliest
+        tokens, normalisers, _ = self._logits.likeliest
         return Likeliest(tokens[: self._found], normalisers[: self._found])
 
 
@@ -194,15 +192,13 @@ class Repeated:
     masks: NDArray[np.int64]  # [n] addresses of their bits
     filled: _Filled
     ends: tuple[NDArray[np.uint8], NDArray[np.uint8]]  # where the logits' rows begin, and where the layers' end
-    logits: NDArray[np.float32]
     found: tuple[NDArray[np.int64], NDArray[np.float32]]
-    rows: NDArray[np.int64]
 
     @property
     def ids(self) -> NDArray[np.int64]:
         return self.filled.ids
 
-    def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         for column in self.filled.moving:
             column += 1
         if begun is not None:
@@ -211,16 +207,14 @@ class Repeated:
         self.kernels.run(layers, step)
         np.copyto(*self.ends)
         self.kernels.run(head, rows)
-        tokens, normalisers = self.found
-        return tokens, self.logits[self.rows, tokens], normalisers
+        return self.found
 
-    def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+    def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> bool:
         bits = np.ascontiguousarray(bits)
         self.masks[rows] = bits.ctypes.data + bits.strides[0] * np.arange(len(rows))
         self.kernels.run(self.choice, self.plans[1][1])
         self.masks[rows] = 0
-        tokens = self.found[0][rows]
-        return self.logits[rows, tokens] if tokens.min() >= 0 else None
+        return bool(self.found[0][rows].min() >= 0)
 
 
 def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention, Tensor]]) -> _Filled:
