@@ -91,7 +91,7 @@ class Repeat(Protocol):
         ...
 
     def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """[n] the likeliest tokens and their log-probabilities, not finite where a logit is none or where there is
+        """[n] the likeliest tokens and their log-probabilities, not finite where a logit is NaN or where there is
         nothing to draw. The next run overwrites them."""
         ...
 
