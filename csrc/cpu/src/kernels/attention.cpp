@@ -38,7 +38,7 @@ Attention read_form(const tg_op &op, const tg_buffer *buffers) {
   form.cap = static_cast<float>(op.numbers[TG_ATTENTION_CAP]);
   // What instructions on bfloat16 multiply; integers of the cache become such.
   const bool pairs = form.q_dtype == TG_BF16 && (form.cache_dtype == TG_BF16 || form.cache_dtype == TG_I8);
-  form.tiles = kHasTiles && pairs;
+  form.pairs = kHasPairs && pairs;
   form.padded_dim = round_up(form.head_dim, pairs ? 32 : kLanes);
   form.value_lanes = round_up(form.value_dim, kLanes);
   form.padded_value = round_up(form.value_dim, 32);
@@ -49,14 +49,14 @@ struct Sizes {
   int64_t rows, partial, scores, query, keys, values, weights;
 
   explicit Sizes(const Attention &form) {
-    rows = form.tiles ? kTileRows : kRows;
-    const int64_t unit = form.tiles ? kTileUnit : kUnit;
+    rows = form.pairs ? kManyRows : kRows;
+    const int64_t unit = form.pairs ? kManyUnit : kUnit;
     partial = round_up(rows * (2 + form.padded_value) * 4, kAlign);
-    scores = most(kRows * kUnit, 32 * kTileUnit) * 4;
+    scores = most(kRows * kUnit, 32 * kManyUnit) * 4;
     query = round_up(rows * form.padded_dim * 4, kAlign);
     keys = round_up(unit * form.padded_dim * 4, kAlign);
     values = round_up(unit * form.padded_value * 4, kAlign);
-    weights = 32 * kTileUnit * 2;
+    weights = 32 * kManyUnit * 2;
   }
   int64_t of_worker() const { return 2 * partial + scores + query + keys + values + weights; }
 };
@@ -104,10 +104,10 @@ class Tasks {
   void enter() {
     if (done()) return;
     const int64_t rows = step_.lengths[task_.segment] * form_.share;
-    task_.by_tiles = form_.tiles;
-    task_.few = form_.tiles && rows <= kRows;
+    task_.many = form_.pairs && rows > kRows;
+    task_.few = form_.pairs && kHasTiles && rows <= kRows;
     task_.heads = task_.few ? form_.together : 1;
-    size_ = task_.by_tiles && !task_.few ? kTileRows : kRows;
+    size_ = task_.many ? kManyRows : kRows;
     tiles_ = ceil_div(rows, size_);
     task_.token = step_.offsets[task_.segment];
     task_.start = step_.starts[task_.segment];
@@ -123,8 +123,10 @@ class Tasks {
     task_.units = ceil_div(task_.end - task_.begin, task_.unit_keys());
     if (task_.few) {
       task_.weight = (1200 + 30 * task_.count) * task_.heads;
+    } else if (task_.many) {
+      task_.weight = kHasTiles ? 1500 + 90 * task_.count : 2500 + 700 * task_.count;
     } else {
-      task_.weight = task_.by_tiles ? 1500 + 90 * task_.count : 100 + 350 * task_.count;
+      task_.weight = 100 + 350 * task_.count;
     }
   }
 
@@ -137,12 +139,12 @@ class Tasks {
 // Heads of the cache that are worked on together: rows of all of them are read one after the other, as they lie, but there
 // must be enough tasks for all workers.
 int64_t heads_together(const Attention &form, const tg_step &step, int64_t workers) {
-  if (!form.tiles) return 1;
+  if (!form.pairs || !kHasTiles) return 1;
   int64_t units = 0;
   for (int64_t i = 0; i < step.segments; i++) {
     if (step.lengths[i] * form.share <= kRows) units += ceil_div(step.starts[i] + step.lengths[i], kFewUnit);
   }
-  int64_t together = least(form.kv_heads, kTileRows / kRows);
+  int64_t together = least(form.kv_heads, kManyRows / kRows);
   const auto good = [&] {
     return form.kv_heads % together == 0 && units * (form.kv_heads / together) >= kUnitsEach * workers;
   };
@@ -193,7 +195,7 @@ void clear(const Attention &form, const Task &task, const Partial &partial) {
     partial.top[row] = kNever;
     partial.total[row] = 0;
   }
-  memset(partial.out, 0, round_up(rows, task.by_tiles && !task.few ? 32 : 1) * form.padded_value * sizeof(float));
+  memset(partial.out, 0, round_up(rows, task.many ? 32 : 1) * form.padded_value * sizeof(float));
 }
 
 template <typename T>
@@ -257,8 +259,8 @@ void attention_run(const tg_op &op, const Run &run) {
           if (!last) following.next();
           const bool goes_on = !last && !following.done() && (!end.is_in(following.task()) || end.unit > 0);
           attend_few_by_tiles(form, task, run, space, partial, from, to, goes_on ? &following.task() : nullptr);
-        } else if (task.by_tiles) {
-          attend_by_tiles(form, task, run, space, partial, from, to);
+        } else if (task.many) {
+          attend_many(form, task, run, space, partial, from, to);
         } else {
           attend_by_vectors(form, task, run, space, partial, from, to);
         }

@@ -11,10 +11,10 @@
 namespace tg::TG_ISA {
 
 constexpr int64_t kUnit = 64;        // keys of a unit of vector code
-constexpr int64_t kTileUnit = 128;   // keys of a unit of tile code
+constexpr int64_t kManyUnit = 128;   // keys of a unit of packed code
 constexpr int64_t kRows = 16;        // rows of a task of vector code, or of a head in one of tile code with few rows
 constexpr int64_t kFewUnit = 64;     // keys of a unit of that
-constexpr int64_t kTileRows = 128;   // rows of a task of tile code
+constexpr int64_t kManyRows = 128;   // rows of a task of packed code
 constexpr int64_t kMostWorkers = 256;
 
 constexpr float kLog2e = 1.44269504088896341f;
@@ -24,6 +24,11 @@ constexpr float kNever = -__builtin_inff();
 constexpr bool kHasTiles = true;
 #else
 constexpr bool kHasTiles = false;
+#endif
+#if defined(__AVX512BF16__)
+constexpr bool kHasPairs = true;
+#else
+constexpr bool kHasPairs = false;
 #endif
 
 // An operation's numbers.
@@ -40,7 +45,7 @@ struct Attention {
   float scale, cap;
   const tg_group *group;
   int64_t together;  // heads of a task of few rows
-  bool tiles;  // bfloat16 throughout, on a machine that multiplies tiles
+  bool pairs;  // bfloat16 throughout, on a machine that multiplies pairs of such numbers, or tiles of pairs
 
   TG_INLINE bool is_plain() const { return cap == 0 && slopes == nullptr && biases == nullptr && scale > 0; }
 };
@@ -54,10 +59,10 @@ struct Task {
   int64_t begin, end;
   int64_t units;
   int64_t heads;
-  bool by_tiles, few;
+  bool many, few;  // by packed code; by tile code; neither: by vector code
   int64_t weight;  // of a unit: about the cycles that it takes
 
-  TG_INLINE int64_t unit_keys() const { return few ? kFewUnit : by_tiles ? kTileUnit : kUnit; }
+  TG_INLINE int64_t unit_keys() const { return few ? kFewUnit : many ? kManyUnit : kUnit; }
 };
 
 // What is known of a task's rows after some of its units. Scores are in units of log2(e).
@@ -81,11 +86,11 @@ TG_INLINE void each_head(const Attention &form, const Task &task, const Partial 
 struct Workspace {
   Partial head;               // of a task that another worker has begun; in memory that all see
   Partial tail, whole;        // of one that another goes on with; of any other
-  float *scores;              // [kRows, kUnit or kFewUnit], or [32, kTileUnit]
+  float *scores;              // [kRows, kUnit or kFewUnit], or [32, kManyUnit]
   char *query;                // [rows, padded_dim] float32 or bfloat16
   char *keys;                 // a unit's keys (and values), padded; or packed, and behind them padded
   char *values;
-  char *weights;  // [32, kTileUnit] bfloat16
+  char *weights;  // [32, kManyUnit] bfloat16
 };
 
 // 2^x for x <= 0, within 2 units in the last place; 0 below -126.
@@ -213,8 +218,8 @@ TG_INLINE void weigh(const Attention &form, const Task &task, const Partial &par
 // Units first to last of a task, into a partial that has been cleared.
 void attend_by_vectors(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                        int64_t first, int64_t last);
-void attend_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
-                     int64_t first, int64_t last);
+void attend_many(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                 int64_t first, int64_t last);
 // The same of few rows. then: what this worker goes on with, for whose cache is asked early; NULL where that is nothing.
 void attend_few_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                          int64_t first, int64_t last, const Task *then);

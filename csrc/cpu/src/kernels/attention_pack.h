@@ -1,13 +1,10 @@
 // What the two kinds of attention by tiles share: how numbers of the cache become tiles.
 #pragma once
 
-#include "../tile.h"
-#include "attention.h"
+#include "attention_multiply.h"
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 namespace tg::TG_ISA {
-
-constexpr int64_t kTile = 512;  // bfloat16 numbers of a tile
 
 // The transpose of 16 x 16 numbers of 32 bits.
 TG_INLINE void transpose(__m512i *r) {

@@ -1,0 +1,88 @@
+// Attention of many rows in bfloat16, as in prompts: a unit of keys and values is packed once for all rows of a task, weights are
+// rounded to bfloat16.
+//
+// Keys become 16 x 16 pairs of numbers turned about their diagonal, values pairs of neighbouring rows: the form that the right
+// side of a product has, as a tile and as sixteen vectors alike.
+#include "attention_multiply.h"
+#include "attention_pack.h"
+
+namespace tg::TG_ISA {
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+// Tiles [keys / 16][padded_dim / 32]; keys from `count` on are copies of the last.
+void pack_keys(const Attention &form, const Bf16 *const *keys, int64_t count, Bf16 *to) {
+  for (int64_t key = 0; key < count; key += 16) {
+    for (int64_t d = 0; d < form.padded_dim; d += 32) {
+      __m512i tile[16];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < 16; i++) tile[i] = _mm512_loadu_si512(keys[least(key + i, count - 1)] + d);
+      transpose(tile);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < 16; i++) _mm512_store_si512(to + i * 32, tile[i]);
+      to += kTile;
+    }
+  }
+}
+
+// Whether a row of rows first to last of a task sees one of `count` keys from position `key` on.
+TG_INLINE bool sees(const Attention &form, const Task &task, int64_t first, int64_t last, int64_t key, int64_t count) {
+  const int64_t latest = task.start + (task.first + last) / form.share;
+  const int64_t earliest = task.start + (task.first + first) / form.share;
+  return key <= latest && (form.window == 0 || key + count > earliest - form.window + 1);
+}
+
+}  // namespace
+
+void attend_many(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                 int64_t first, int64_t last) {
+  const Products products;
+  Bf16 *query = reinterpret_cast<Bf16 *>(space.query), *weights = reinterpret_cast<Bf16 *>(space.weights);
+  Bf16 *keys = reinterpret_cast<Bf16 *>(space.keys), *values = reinterpret_cast<Bf16 *>(space.values);
+  for (int64_t row = 0; row < round_up(task.count, kBlock); row++) {
+    Bf16 *to = query + row * form.padded_dim;
+    memset(to, 0, form.padded_dim * sizeof(Bf16));
+    if (row >= task.count) continue;
+    const int64_t at = task.first + row, head = task.kv_head * form.share + at % form.share;
+    memcpy(to, run.row<Bf16>(form.q, task.token + at / form.share) + head * form.head_dim, form.head_dim * sizeof(Bf16));
+  }
+  const Cached of_keys = cached_keys(form, task.kv_head), of_values = cached_values(form, task.kv_head, form.padded_value);
+  const Bf16 *key_places[kManyUnit], *value_places[kManyUnit];
+  Rows walk(*form.group, task.segment, task.begin + first * kManyUnit);
+  for (int64_t unit = first; unit < last; unit++) {
+    const int64_t key = task.begin + unit * kManyUnit, count = least(kManyUnit, task.end - key);
+    const int64_t padded = round_up(count, 32);
+    int64_t rows[kManyUnit];
+    for (int64_t i = 0; i < count; i++) rows[i] = walk.next();
+    if (form.cache_dtype == TG_I8) {
+      locate<Bf16, int8_t>(of_keys, rows, count, keys + kManyUnit * form.padded_dim, key_places);
+      locate<Bf16, int8_t>(of_values, rows, count, values + kManyUnit * form.padded_value, value_places);
+    } else {
+      locate<Bf16, Bf16>(of_keys, rows, count, keys + kManyUnit * form.padded_dim, key_places);
+      locate<Bf16, Bf16>(of_values, rows, count, values + kManyUnit * form.padded_value, value_places);
+    }
+    pack_keys(form, key_places, count, keys);
+    pack_values(form, value_places, count, values, [] {});
+    for (int64_t begin = 0; begin < task.count; begin += kBlock) {
+      const int64_t end = least(begin + kBlock, task.count);
+      if (!sees(form, task, begin, end - 1, key, count)) continue;
+      multiply_keys(form, query + begin * form.padded_dim, keys, padded, end - begin, space.scores);
+      for (int64_t row = begin; row < end; row += kLanes) {
+        const int64_t from = (row - begin) * kManyUnit;
+        weigh<Bf16>(form, task, partial, row, least(kLanes, end - row), space.scores + from, weights + from, kManyUnit, key,
+                    count, padded);
+      }
+      multiply_values(form, weights, values, padded, end - begin, partial.out + begin * form.padded_value);
+    }
+  }
+}
+
+#else
+
+void attend_many(const Attention &, const Task &, const Run &, const Workspace &, const Partial &, int64_t, int64_t) {}
+
+#endif
+
+}  // namespace tg::TG_ISA

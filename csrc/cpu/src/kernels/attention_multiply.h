@@ -1,0 +1,156 @@
+// The two products of attention of many rows: by AMX tiles of bfloat16, or by vectors of pairs.
+//
+// The right side lies in tiles of 16 x 64 bytes: sixteen pairs of inputs, one after the other, of sixteen outputs each.
+#pragma once
+
+#include "../tile.h"
+#include "attention.h"
+
+#if defined(__AVX512BF16__)
+namespace tg::TG_ISA {
+
+constexpr int64_t kBlock = 32;   // rows whose scores are worked on at a time
+constexpr int64_t kTile = 512;   // bfloat16 numbers of a tile
+
+#if defined(__AMX_BF16__)
+
+// While there is one, products may be made.
+struct Products {
+  Products() { TileConfig(64).use(); }
+  ~Products() { tile_release(); }
+};
+
+// Scores [32, padded keys] of a block of queries.
+TG_INLINE void multiply_keys(const Attention &form, const Bf16 *query, const Bf16 *keys, int64_t padded, int64_t rows,
+                             float *scores) {
+  const int64_t chunks = form.padded_dim / 32, stride = form.padded_dim * 2;
+  const bool both = rows > 16;
+  for (int64_t key = 0; key < padded; key += 32, keys += 2 * chunks * kTile) {
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    for (int64_t c = 0; c < chunks; c++) {
+      tile_load<4>(query + c * 32, stride);
+      tile_load<6>(keys + c * kTile, 64);
+      tile_load<7>(keys + (chunks + c) * kTile, 64);
+      tile_dot<false, 0, 4, 6>();
+      tile_dot<false, 1, 4, 7>();
+      if (both) {
+        tile_load<5>(query + 16 * form.padded_dim + c * 32, stride);
+        tile_dot<false, 2, 5, 6>();
+        tile_dot<false, 3, 5, 7>();
+      }
+    }
+    tile_store<0>(scores + key, kManyUnit * 4);
+    tile_store<1>(scores + key + 16, kManyUnit * 4);
+    if (both) {
+      tile_store<2>(scores + 16 * kManyUnit + key, kManyUnit * 4);
+      tile_store<3>(scores + 16 * kManyUnit + key + 16, kManyUnit * 4);
+    }
+  }
+}
+
+// out [32, padded_value] += weights [32, padded keys] * values.
+TG_INLINE void multiply_values(const Attention &form, const Bf16 *weights, const Bf16 *values, int64_t padded, int64_t rows,
+                               float *out) {
+  const int64_t tiles = form.padded_value / 16, stride = form.padded_value * 4;
+  const bool both = rows > 16;
+  for (int64_t tile = 0; tile < tiles; tile += 2) {
+    float *lower = out + 16 * form.padded_value + tile * 16;
+    tile_load<0>(out + tile * 16, stride);
+    tile_load<1>(out + tile * 16 + 16, stride);
+    if (both) {
+      tile_load<2>(lower, stride);
+      tile_load<3>(lower + 16, stride);
+    }
+    for (int64_t key = 0; key < padded; key += 32) {
+      const Bf16 *right = values + (key / 32 * tiles + tile) * kTile;
+      tile_load<4>(weights + key, kManyUnit * 2);
+      tile_load<6>(right, 64);
+      tile_load<7>(right + kTile, 64);
+      tile_dot<false, 0, 4, 6>();
+      tile_dot<false, 1, 4, 7>();
+      if (both) {
+        tile_load<5>(weights + 16 * kManyUnit + key, kManyUnit * 2);
+        tile_dot<false, 2, 5, 6>();
+        tile_dot<false, 3, 5, 7>();
+      }
+    }
+    tile_store<0>(out + tile * 16, stride);
+    tile_store<1>(out + tile * 16 + 16, stride);
+    if (both) {
+      tile_store<2>(lower, stride);
+      tile_store<3>(lower + 16, stride);
+    }
+  }
+}
+
+#else
+
+struct Products {
+  Products() {}
+};
+
+constexpr int kTogether = 8;  // rows whose sums are in registers, of 32 outputs each
+
+// out [rows, 32] = or += left [rows, 32 * chunks] * two columns of tiles; rows are whole times kTogether. next: from a tile to
+// the one with the following inputs.
+template <bool kAdd>
+TG_INLINE void multiply_pairs(const Bf16 *left, int64_t left_stride, const Bf16 *const (&right)[2], int64_t next, int64_t chunks,
+                              int64_t rows, float *out, int64_t stride) {
+  for (int64_t row = 0; row < rows; row += kTogether, left += kTogether * left_stride, out += kTogether * stride) {
+    Vec sums[kTogether][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < kTogether; r++) {
+      for (int c = 0; c < 2; c++) sums[r][c] = kAdd ? load(out + r * stride + c * kLanes) : Vec{};
+    }
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+      const Bf16 *from = left + chunk * 32;
+      const Bf16 *const pairs[2] = {right[0] + chunk * next, right[1] + chunk * next};
+#pragma GCC unroll 2
+      for (int64_t pair = 0; pair < 16; pair++) {
+        const __m512bh a = (__m512bh)_mm512_load_si512(pairs[0] + pair * 32);
+        const __m512bh b = (__m512bh)_mm512_load_si512(pairs[1] + pair * 32);
+#pragma GCC unroll 8
+        for (int r = 0; r < kTogether; r++) {
+          int32_t both;
+          memcpy(&both, from + r * left_stride + pair * 2, sizeof both);
+          const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
+          sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, a);
+          sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kTogether; r++) {
+      for (int c = 0; c < 2; c++) store(out + r * stride + c * kLanes, sums[r][c]);
+    }
+  }
+}
+
+// Scores [rows, padded keys] of a block of queries.
+TG_INLINE void multiply_keys(const Attention &form, const Bf16 *query, const Bf16 *keys, int64_t padded, int64_t rows,
+                             float *scores) {
+  const int64_t chunks = form.padded_dim / 32;
+  for (int64_t key = 0; key < padded; key += 32, keys += 2 * chunks * kTile) {
+    multiply_pairs<false>(query, form.padded_dim, {keys, keys + chunks * kTile}, kTile, chunks, round_up(rows, kTogether),
+                          scores + key, kManyUnit);
+  }
+}
+
+// out [rows, padded_value] += weights [rows, padded keys] * values.
+TG_INLINE void multiply_values(const Attention &form, const Bf16 *weights, const Bf16 *values, int64_t padded, int64_t rows,
+                               float *out) {
+  const int64_t tiles = form.padded_value / 16;
+  for (int64_t tile = 0; tile < tiles; tile += 2) {
+    const Bf16 *from = values + tile * kTile;
+    multiply_pairs<true>(weights, kManyUnit, {from, from + kTile}, tiles * kTile, padded / 32, round_up(rows, kTogether),
+                         out + tile * 16, form.padded_value);
+  }
+}
+
+#endif
+
+}  // namespace tg::TG_ISA
+#endif
