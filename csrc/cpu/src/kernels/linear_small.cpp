@@ -282,16 +282,15 @@ using Q4K = Blocks<0, 32, true, 8>;
 using Q5K = Blocks<1, 32, true, 4>;
 using Q6K = Blocks<2, 16, false, 2>;
 
-// How far ahead of a single row's products the weight is asked for: some bytes of each stream.
-constexpr int64_t kAhead = 1024;
-
 // The sums of kRows rows from `row` on and of the panels panel, panel + apart, ...
 template <typename Form, int kRows, int kStreams>
 void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
   const tg_weight *weight = job.weight;
   const int64_t groups = Form::groups(weight), pairs = Form::pairs(weight), bytes = Form::record_bytes(weight);
-  const uint8_t *record[kStreams];
-  for (int s = 0; s < kStreams; s++) record[s] = weight->values + (panel + s * apart) * weight->panel_bytes;
+  const uint8_t *record[kStreams], *begin[kStreams];
+  for (int s = 0; s < kStreams; s++) record[s] = begin[s] = weight->values + (panel + s * apart) * weight->panel_bytes;
+  const Ahead ahead(job, row, kRows, weight->groups * pairs);
+  int64_t step = 0;
   const char *x = job.x.values + row * job.x.row_bytes;
   const float *x_scales = job.x.scales + row * weight->groups;
   const int32_t *x_sums = job.x.sums + row * weight->groups;
@@ -312,7 +311,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
           for (int s = 0; s < kStreams; s++) {
             Units low, high;
             Form::pair(record[s], group * pairs + p, low, high);
-            if constexpr (kRows == 1) __builtin_prefetch(record[s] + (group * pairs + p) * kPairBytes + kAhead, 0, 3);
+            ahead.ask(begin[s], step + p);
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; r++) {
               Small::step(acc[r][s], low, x + r * job.x.row_bytes + p * 8);
@@ -341,6 +340,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
         }
       }
       x += pairs * 8;
+      step += pairs;
       x_scales++, x_sums++;
     }
     for (int s = 0; s < kStreams; s++) record[s] += bytes;

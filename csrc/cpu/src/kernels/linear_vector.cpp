@@ -153,17 +153,14 @@ struct Bytes {
 };
 #endif
 
-// How far ahead of a single row's products the weight is asked for: some bytes of each stream.
-constexpr int64_t kAhead = 1024;
-
-// acc[r][s] += `steps` steps of row r of x and stream s of the weight.
+// acc[r][s] += the steps from `begin` to `end` of row r of x and stream s of the weight.
 template <typename Dot, int kRows, int kStreams>
 TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const uint8_t *const (&weight)[kStreams], const char *x,
-                        int64_t x_stride, int64_t steps) {
-  for (int64_t i = 0; i < steps; i++) {
+                        int64_t x_stride, int64_t begin, int64_t end, const Ahead &ahead) {
+  for (int64_t i = begin; i < end; i++) {
 #pragma GCC unroll 8
     for (int s = 0; s < kStreams; s++) {
-      if constexpr (kRows == 1) __builtin_prefetch(weight[s] + i * 64 + kAhead, 0, 3);
+      ahead.ask(weight[s], i);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) Dot::step(acc[r][s], weight[s] + i * 64, x + r * x_stride + i * Dot::kUnit);
     }
@@ -182,8 +179,8 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
     for (int r = 0; r < kRows; r++) {
       for (int s = 0; s < kStreams; s++) acc[r][s] = Dot::start(Dot::kInteger ? job.x.sums[row + r] : 0);
     }
-    const int64_t bytes = weight->panel_bytes;
-    multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, bytes / 64);
+    const int64_t steps = weight->panel_bytes / 64;
+    multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, 0, steps, Ahead(job, row, kRows, steps));
     for (int r = 0; r < kRows; r++) {
       for (int s = 0; s < kStreams; s++) {
         Vec sums[kParts];
@@ -200,11 +197,12 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
   if constexpr (Dot::kInteger) {
     Vec sums[kRows][kStreams][kParts] = {};
     const int64_t steps = weight->group / 4;
+    const Ahead ahead(job, row, kRows, weight->groups * steps);
     for (int64_t g = 0; g < weight->groups; g++) {
       for (int r = 0; r < kRows; r++) {
         for (int s = 0; s < kStreams; s++) acc[r][s] = Dot::start(job.x.sums[(row + r) * weight->groups + g]);
       }
-      multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, steps);
+      multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ahead);
 #pragma GCC unroll 8
       for (int s = 0; s < kStreams; s++) {
         Vec scales[kParts];
@@ -218,9 +216,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
             sums[r][s][part] = fma(dots[part], scale, sums[r][s][part]);
           }
         }
-        from[s] += steps * 64;
       }
-      x += steps * Dot::kUnit;
     }
     for (int r = 0; r < kRows; r++) {
       for (int s = 0; s < kStreams; s++) emit(job, row + r, panel + s * apart, sums[r][s]);
