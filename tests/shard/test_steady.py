@@ -7,8 +7,8 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
 from tests.seeds import fresh_rng
 from textgen.models.decoder import Begun, Repeats
@@ -254,10 +254,9 @@ def test_a_step_that_is_run_again_takes_its_block_once(
         sequences.step()
     run, quick = Repeated.run, len(runs)
 
-    def broken(self: Repeated, begun: Begun | None) -> Any:
+    def broken(self: Repeated, begun: Begun | None, keep: bool) -> None:
         assert begun is not None and begun.sequences.tolist() == [0]
-        tokens, logprobs = run(self, begun)
-        return tokens, logprobs * np.nan
+        run(self, begun, False)
 
     with monkeypatch.context() as patch:
         patch.setattr(Repeated, "run", broken)
@@ -298,7 +297,7 @@ def test_faults_are_those_of_other_steps(
 ) -> None:
     sequences, runs = steady_one
     with monkeypatch.context() as patch:
-        patch.setattr(Repeated, "run", lambda self, begun: 1 / 0)
+        patch.setattr(Repeated, "run", lambda self, begun, keep: 1 / 0)
         (failed,) = sequences.step()
         assert isinstance(failed, Failed) and failed.kind == "internal"
     (failed, _) = sequences.step()
@@ -309,12 +308,27 @@ def test_faults_are_those_of_other_steps(
     run, runs[:] = Repeated.run, []
     with monkeypatch.context() as patch:
 
-        def broken(self: Repeated, begun: Begun | None) -> Any:
-            tokens, logprobs = run(self, begun)
-            return tokens, logprobs * np.nan
+        def broken(self: Repeated, begun: Begun | None, keep: bool) -> None:
+            run(self, begun, False)
 
         patch.setattr(Repeated, "run", broken)
         (done,) = sequences.step()
     assert runs and isinstance(done, Done), "where something is not finite, the step is run as any other"
     (next_done,) = sequences.step()
     assert isinstance(next_done, Done)
+
+
+def test_numbers_that_are_not_finite_are_no_tokens(steady_one: tuple[Sequences, list[int]]) -> None:
+    sequences, _ = steady_one
+    sequences.step()
+    runner = sequences.runner
+    going_on, last = runner._steady, runner.slots.last_token.clone()
+    assert isinstance(going_on, Steady)
+    assert going_on.batch.run(None, False) is not None
+    assert torch.equal(runner.slots.last_token, last), "what is found is not kept"
+    for layer in runner.cache.layers:
+        layer.keys.fill_(torch.nan)
+    assert going_on.batch.run(None, True) is None
+    assert torch.equal(runner.slots.last_token, last)
+    failed, _ = sequences.step()
+    assert isinstance(failed, Failed) and failed.kind == "numerics"

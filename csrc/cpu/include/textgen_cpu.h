@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // Rises with every change that a binding must know of.
-#define TG_ABI 2
+#define TG_ABI 3
 
 typedef enum tg_dtype { TG_F32 = 0, TG_BF16 = 1, TG_F16 = 2, TG_I8 = 3, TG_U8 = 4, TG_I32 = 5, TG_I64 = 6 } tg_dtype;
 
@@ -155,6 +155,23 @@ typedef struct tg_plan_options {
   int64_t max_context;  // tokens of a sequence
 } tg_plan_options;
 
+// A batch of one token for each sequence that goes on by a token with each run: layers, then the head for all tokens.
+typedef struct tg_following {
+  tg_plan *layers, *head;    // of one pool
+  const tg_step *step;       // of the layers
+  const tg_step *rows;       // of the head
+  const void *from;          // where the layers end ...
+  void *to;                  // ... and the head begins: copied in between
+  int64_t bytes;
+  int64_t *const *moving;    // [moving_count] columns [step.tokens] of the step that are one more in the next
+  int64_t moving_count;
+  const int64_t *slots;      // [step.tokens] which sequences they are
+  int64_t *last;             // by slot, the token that was found last
+  int64_t *ids;              // [step.tokens] the step's, which become those
+  const int64_t *found;      // [step.tokens] the tokens that the head finds,
+  const float *logprobs;     // and their log-probabilities
+} tg_following;
+
 // --- the table
 
 typedef struct tg_api {
@@ -183,6 +200,9 @@ typedef struct tg_api {
   // Runs every operation. No allocation; no system call while the workers spin. A step that is out of the plan's bounds is
   // refused before anything is written.
   int32_t (*plan_run)(tg_plan *plan, const tg_step *step);
+  // Runs both plans without letting the workers go in between, from the last tokens on; then the columns move. With `keep`
+  // what was found becomes the last token of each. 0, or 1 where a log-probability is not finite, and no token is kept then.
+  int32_t (*plan_follow)(const tg_following *following, int32_t keep);
   // Nanoseconds that worker 0 spent in each operation of the last runs, [op_count]; NULL turns it off again.
   void (*plan_profile)(tg_plan *plan, int64_t *nanoseconds);
   void (*plan_destroy)(tg_plan *plan);

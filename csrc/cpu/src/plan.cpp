@@ -89,12 +89,34 @@ void work(void *argument, int32_t worker) {
   int64_t begun = profile == nullptr ? 0 : now_ns();
   for (int64_t i = 0; i < plan->op_count; i++) {
     plan->kernels[i]->run(plan->ops[i], run);
-    if (i + 1 < plan->op_count) run.barrier();  // behind the last one the pool has its own
+    // Behind the last one whoever runs the plan has a barrier; a profile has that wait in the operation's time.
+    if (i + 1 < plan->op_count || plan->profile != nullptr) run.barrier();
     if (profile == nullptr) continue;
     const int64_t ended = now_ns();
     profile[i] += ended - begun;
     begun = ended;
   }
+}
+
+void follow(void *argument, int32_t worker) {
+  const tg_following *following = static_cast<const tg_following *>(argument);
+  tg_pool *pool = following->layers->pool;
+  work(following->layers, worker);
+  pool_barrier(pool);
+  if (worker == 0) memcpy(following->to, following->from, following->bytes);
+  pool_barrier(pool);
+  work(following->head, worker);
+}
+
+bool takes(tg_plan *plan, const tg_step *step) {
+  const Shape &shape = plan->shape;
+  plan->step = step;
+  if (step->tokens >= 1 && step->tokens <= shape.max_tokens && step->outputs >= 0 && step->outputs <= shape.max_outputs &&
+      step->segments >= 0 && step->segments <= shape.max_segments) {
+    return true;
+  }
+  set_error("the step has more tokens, outputs or segments than the plan was made for");
+  return false;
 }
 
 }  // namespace
@@ -137,13 +159,26 @@ tg_plan *plan_create(KernelTable table, tg_pool *pool, const tg_plan_options *op
 }
 
 int32_t plan_run(tg_plan *plan, const tg_step *step) {
-  const Shape &shape = plan->shape;
-  if (step->tokens < 1 || step->tokens > shape.max_tokens || step->outputs < 0 || step->outputs > shape.max_outputs ||
-      step->segments < 0 || step->segments > shape.max_segments) {
-    return set_error("the step has more tokens, outputs or segments than the plan was made for"), -1;
-  }
-  plan->step = step;
+  if (!takes(plan, step)) return -1;
   pool_run(plan->pool, work, plan);
+  return 0;
+}
+
+int32_t plan_follow(const tg_following *following, int32_t keep) {
+  const int64_t tokens = following->step->tokens;
+  if (following->layers->pool != following->head->pool || following->rows->tokens != tokens) {
+    return set_error("the head has other threads or another number of tokens than the layers"), -1;
+  }
+  if (!takes(following->layers, following->step) || !takes(following->head, following->rows)) return -1;
+  for (int64_t i = 0; i < tokens; i++) following->ids[i] = following->last[following->slots[i]];
+  pool_run(following->layers->pool, follow, const_cast<tg_following *>(following));
+  for (int64_t column = 0; column < following->moving_count; column++) {
+    for (int64_t i = 0; i < tokens; i++) following->moving[column][i]++;
+  }
+  for (int64_t i = 0; i < tokens; i++) {
+    if (!__builtin_isfinite(following->logprobs[i])) return 1;
+  }
+  for (int64_t i = 0; keep != 0 && i < tokens; i++) following->last[following->slots[i]] = following->found[i];
   return 0;
 }
 

@@ -82,17 +82,21 @@ class Begun(NamedTuple):
     pages: NDArray[np.int64]
 
 
+class Found(NamedTuple):
+    """The likeliest token of each sequence, [n] int64, and its log-probability, [n] float32."""
+
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+
+
 class Repeat(Protocol):
     """A batch of one token for each sequence, which can be run again one position further."""
 
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """[n] its tokens: to be changed in place before it runs."""
-        ...
+    def run(self, begun: Begun | None, keep: bool) -> Found | None:
+        """From each sequence's last token on. None where a logit is NaN, or where there is nothing to draw.
 
-    def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """[n] the likeliest tokens and their log-probabilities, not finite where a logit is NaN or where there is
-        nothing to draw. The next run overwrites them."""
+        keep: what is found becomes the last token of each. The next run overwrites it.
+        """
         ...
 
     def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> bool:
@@ -105,8 +109,11 @@ class Repeat(Protocol):
 class Repeats(Protocol):
     """A model whose batches can be run again."""
 
-    def repeat(self) -> Repeat | None:
-        """The batch of the last `hidden`, of which all rows went through the last `logits`; None where it cannot."""
+    def repeat(self, slots: NDArray[np.int64], last: NDArray[np.int64]) -> Repeat | None:
+        """The batch of the last `hidden`, of which all rows went through the last `logits`; None where it cannot.
+
+        slots [n]: whose tokens they are. last: by slot, the token that was sampled last.
+        """
         ...
 
 

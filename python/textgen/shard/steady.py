@@ -8,7 +8,6 @@ follow it. Where layers have windows, or are of several groups, they hold as lon
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -100,16 +99,17 @@ class Steady(Continuation):
         that has not come or leaves nothing to draw."""
         if slots.span is not None:
             slots.start[self.slot] += 1
-        self.last.take(self.slot, out=self.batch.ids, mode="clip")
-        tokens, logprobs = self.batch.run(self.begun)
-        if not isfinite(sum(logprobs.tolist())):
+        masks = self.masks
+        found = self.batch.run(self.begun, masks is None)
+        if found is None:
             return None
+        tokens, logprobs = found
         waited = None
-        if self.masks is not None:
-            waited = self._keep_to_masks(number, self.masks, tokens)
+        if masks is not None:
+            waited = self._keep_to_masks(number, masks, tokens)
             if waited is None:
                 return None
-        self.last[self.slot] = tokens
+            self.last[self.slot] = tokens
         if self.begun is not None:  # a step that is worked out after all has them yet to come
             which, pages = self.begun
             slots.append_blocks(self.slot[which], np.ones_like(which), pages)
@@ -203,8 +203,9 @@ def steady(
     if model is None or slots.temperature[segments.slot].max() > 0 or slots.remembers[segments.slot].any():
         return None
     found = continuation(step, segments, slots, board, num_pages)
-    batch = None if found is None else model.repeat()
+    last = slots.last_token.numpy()
+    batch = None if found is None else model.repeat(found.slot, last)
     if found is None or batch is None:
         return None
     of_step = {field.name: getattr(found, field.name) for field in fields(found)}
-    return Steady(**of_step, last=slots.last_token.numpy(), batch=batch)
+    return Steady(**of_step, last=last, batch=batch)

@@ -77,6 +77,7 @@ class Api(ctypes.Structure):
         ("weight_destroy", _function(None, c_void_p)),
         ("plan_create", _function(c_void_p, c_void_p, POINTER(PlanOptions))),
         ("plan_run", _function(c_int32, c_void_p, POINTER(StepColumns))),
+        ("plan_follow", _function(c_int32, c_void_p, c_int32)),
         ("plan_profile", _function(None, c_void_p, c_void_p)),
         ("plan_destroy", _function(None, c_void_p)),
     ]

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ABI = 2
+ABI = 3
 F32, BF16, F16, I8, U8, I32 = 0, 1, 2, 3, 4, 5
 DTYPES = {
     torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16, torch.int8: I8, torch.uint8: U8, torch.int32: I32,
@@ -72,6 +72,19 @@ class Step(Structure):
     ]
 
 
+class Following(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("layers", "head")),
+        ("step", POINTER(Step)),
+        ("rows", POINTER(Step)),
+        *((name, c_void_p) for name in ("from_", "to")),
+        ("bytes", c_int64),
+        ("moving", c_void_p),
+        ("moving_count", c_int64),
+        *((name, c_void_p) for name in ("slots", "last", "ids", "found", "logprobs")),
+    ]
+
+
 class Operation(Structure):
     _fields_ = [("kind", c_int32), ("flags", c_int32), ("args", c_int64 * ARGS), ("numbers", c_double * NUMBERS)]
 
@@ -105,6 +118,7 @@ class _Api(Structure):
         ("weight_destroy", CFUNCTYPE(None, c_void_p)),
         ("plan_create", CFUNCTYPE(c_void_p, c_void_p, POINTER(PlanOptions))),
         ("plan_run", CFUNCTYPE(c_int32, c_void_p, POINTER(Step))),
+        ("plan_follow", CFUNCTYPE(c_int32, POINTER(Following), c_int32)),
         ("plan_profile", CFUNCTYPE(None, c_void_p, c_void_p)),
         ("plan_destroy", CFUNCTYPE(None, c_void_p)),
         ("weight_memory", CFUNCTYPE(c_void_p, c_void_p)),
@@ -132,7 +146,7 @@ class Kernels:
         self._api = _Api.from_address(_address(isa, library))
         if self._api.abi != ABI:
             raise KernelsMissing(f"the library speaks version {self._api.abi}, this package version {ABI}; build again")
-        self._run = self._api.plan_run  # looked up once: each look makes an object
+        self._run, self._follow = self._api.plan_run, self._api.plan_follow  # looked up once: each look makes an object
         self.isa: str = self._api.isa.decode()
 
     def pool(self, workers: int, spin_us: int, cpus: Sequence[int] = ()) -> Handle:
@@ -174,6 +188,12 @@ class Kernels:
 
     def run(self, plan: Handle, step: Step) -> None:
         self._check(self._run(plan.address, ctypes.byref(step)))
+
+    def follow(self, following: Following, keep: bool) -> bool:
+        """Whether all log-probabilities that were found are finite."""
+        result: int = self._follow(following, keep)
+        self._check(result)
+        return result == 0
 
     def profile(self, plan: Handle, nanoseconds: int | None) -> None:
         """Add up each operation's time at an address of [operations] int64."""

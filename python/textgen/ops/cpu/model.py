@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import addressof, c_void_p, pointer
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
-from textgen.models.decoder import Begun, Decoder, Likeliest, Model, PackedBatch
+from textgen.models.decoder import Begun, Decoder, Found, Likeliest, Model, PackedBatch
 from textgen.models.spec import DecoderSpec
 from textgen.ops.cpu.instructions import Embed
-from textgen.ops.cpu.library import Group, Handle, Kernels, KernelsMissing, Step
+from textgen.ops.cpu.library import Following, Group, Handle, Kernels, KernelsMissing, Step
 from textgen.ops.cpu.lower import LayerPlace, Lowered, check_lowerable
 from textgen.ops.cpu.record import Recording, record
 from textgen.ops.cpu.values import NotRecorded
@@ -104,7 +105,7 @@ class PlannedModel:
         self._kernels.run(self._plan, self._step)
         return self._hidden.view(self._hidden.program.result, tokens)
 
-    def repeat(self) -> Repeated | None:
+    def repeat(self, slots: NDArray[np.int64], last: NDArray[np.int64]) -> Repeated | None:
         """See `Repeats`."""
         hidden, logits, count = self._hidden, self._logits, self._found
         if self._last is None or self._plan is None or self._choice is None or count != self._step.tokens:
@@ -112,14 +113,28 @@ class PlannedModel:
         program = logits.program
         assert program.given is not None and logits.likeliest is not None and logits.masks is not None
         tokens, _, logprobs = logits.likeliest
+        filled, rows = self._last, Step(tokens=count)
+        end, begin = hidden.bytes(hidden.program.result, count), logits.bytes(program.given, count)
+        assert end.flags.c_contiguous and begin.flags.c_contiguous
+        for column in filled.moving:
+            column += 1
+        moving = (c_void_p * len(filled.moving))(*(column.ctypes.data for column in filled.moving))
+        following = Following(
+            layers=self._plan.address, head=self._logits_plan.address, step=pointer(self._step), rows=pointer(rows),
+            from_=end.ctypes.data, to=begin.ctypes.data, bytes=end.nbytes,
+            moving=addressof(moving), moving_count=len(filled.moving),
+            slots=slots.ctypes.data, last=last.ctypes.data, ids=filled.ids.ctypes.data,
+            found=tokens.data_ptr(), logprobs=logprobs.data_ptr(),
+        )  # fmt: skip
         return Repeated(
             kernels=self._kernels,
-            plans=((self._plan, self._step), (self._logits_plan, Step(tokens=count))),
+            following=following,
+            rows=rows,
             choice=self._choice,
             masks=logits.masks[:count],
-            filled=self._last,
-            ends=(logits.bytes(program.given, count), hidden.bytes(hidden.program.result, count)),
-            found=(tokens[:count].numpy(), logprobs[:count].numpy()),
+            filled=filled,
+            found=Found(tokens[:count].numpy(), logprobs[:count].numpy()),
+            keeps=(self._plan, self._logits_plan, self._step, moving, slots, last, end, begin),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -187,34 +202,25 @@ class Repeated:
     weights."""
 
     kernels: Kernels
-    plans: tuple[tuple[Handle, Step], tuple[Handle, Step]]
+    following: Following  # its columns are those of the step that comes
+    rows: Step  # of the head
     choice: Handle  # among what masks allow
     masks: NDArray[np.int64]  # [n] addresses of their bits
     filled: _Filled
-    ends: tuple[NDArray[np.uint8], NDArray[np.uint8]]  # where the logits' rows begin, and where the layers' end
-    found: tuple[NDArray[np.int64], NDArray[np.float32]]
+    found: Found
+    keeps: object  # what `following` points to
 
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        return self.filled.ids
-
-    def run(self, begun: Begun | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        for column in self.filled.moving:
-            column += 1
+    def run(self, begun: Begun | None, keep: bool) -> Found | None:
         if begun is not None:
             self.filled.begin(begun)
-        (layers, step), (head, rows) = self.plans
-        self.kernels.run(layers, step)
-        np.copyto(*self.ends)
-        self.kernels.run(head, rows)
-        return self.found
+        return self.found if self.kernels.follow(self.following, keep) else None
 
     def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> bool:
         bits = np.ascontiguousarray(bits)
         self.masks[rows] = bits.ctypes.data + bits.strides[0] * np.arange(len(rows))
-        self.kernels.run(self.choice, self.plans[1][1])
+        self.kernels.run(self.choice, self.rows)
         self.masks[rows] = 0
-        return bool(self.found[0][rows].min() >= 0)
+        return bool(self.found.tokens[rows].min() >= 0)
 
 
 def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention, Tensor]]) -> _Filled:
