@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from textgen.models.spec import GatedActivation
-from textgen.ops import AttentionForm, SegmentLayout, reference, sampling
+from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference, sampling
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.ops import CudaOps
 from textgen.ops.cuda.sampling import Masks, Penalties, choose, shape
+from textgen.quantization.rows import FP8
 
 WITHIN = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 BLOCK = 16
@@ -88,7 +89,16 @@ def write_and_copy(case: Case) -> Error:
 
 
 def attention(case: Case) -> Error:
-    rng, dtype = case.rng, case.dtype()
+    return _attention(case, case.dtype(), None)
+
+
+def attention_of_8_bits(case: Case) -> Error:
+    """Over a cache that the kernel of the write quantized."""
+    return _attention(case, case.dtype(), case.rng.choice([torch.int8, FP8]))
+
+
+def _attention(case: Case, dtype: torch.dtype, stored: torch.dtype | None) -> Error:
+    rng, there = case.rng, case.there
     kv_heads, share, dim = rng.randint(1, 4), rng.choice([1, 4, 8]), rng.choice([64, 80, 96, 128, 256])
     heads = kv_heads * share
     lengths = np.array([rng.choice([1, 1, 1, rng.randint(2, 70)]) for _ in range(rng.randint(1, 6))])
@@ -100,17 +110,28 @@ def attention(case: Case) -> Error:
     form = AttentionForm(
         dim**-0.5,
         soft_cap=rng.choice([None, 30.0]),
-        slopes=rng.choice([None, torch.rand(heads, device=case.there)]),
+        slopes=rng.choice([None, torch.rand(heads, device=there)]),
         sinks=rng.choice([None, case.tensor(heads)]),
     )
     window = rng.choice([None, None, 70])
     keys, values = (case.tensor(len(pages), BLOCK, kv_heads, dim, dtype=dtype) for _ in range(2))
     query = case.tensor(int(lengths.sum()), heads, dim, dtype=dtype)
     new = keys[:1, :1].expand(len(query), 1, kv_heads, dim)[:, 0]
-    got = case.ops.attention(layout, window, keys)(query, new, new, keys, values, form)
-    wide = [x.float() for x in (query, new, new, keys, values)]
-    expected = reference.attention(layout, window, wide[3])(*wide, form)  # type: ignore[call-arg,arg-type]
-    return error(got, expected), WITHIN[dtype]
+    scales, within = None, WITHIN[dtype]
+    if stored is not None:
+        rows = torch.arange(len(pages) * BLOCK, device=there)
+        brought, held = (keys, values), [torch.empty(keys.shape, dtype=stored, device=there) for _ in "kv"]
+        if stored == torch.int8:
+            scales = KvScales(*(torch.empty(keys.shape[:3], device=there) for _ in "kv"))
+            within *= 4  # integers times their scale are rounded
+        for cache, numbers, of in zip(held, brought, scales or (None, None), strict=True):
+            case.ops.write_kv(cache, rows, numbers.flatten(0, 1), of)
+        keys, values = held
+    got = case.ops.attention(layout, window, keys)(query, new, new, keys, values, form, scales)
+    wide = [x.float() for x in ((query, new, new) if stored is not None else (query, new, new, keys, values))]
+    cached = (keys, values) if stored is not None else wide[3:]
+    expected = reference.attention(layout, window, query)(*wide[:3], *cached, form, scales)  # type: ignore[call-arg,arg-type]
+    return error(got, expected), within
 
 
 def _rows(case: Case, count: int) -> sampling.SamplingRows:
@@ -159,7 +180,8 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "activate": activate_gated,
     "rotary": rotate,
     "rotary as a write, copy_rows": write_and_copy,
-    "attention_decode, attention_prompt": attention,
+    "attention_tiles, attention_decode": attention,
+    "the same over 8 bits": attention_of_8_bits,
     "sample": sample,
     "shape": shape_logits,
 }

@@ -87,7 +87,8 @@ class Attention(Protocol):
 
         query [tokens, heads, head_dim]; key [tokens, kv_heads, head_dim] and value [tokens, kv_heads, value_dim] of the
         step, already in the cache; keys, values [blocks, block_size, kv_heads, head_dim or value_dim].
-        scales: where keys and values are int8; each number is then number * scale in the query's dtype.
+        scales: where keys and values are int8; each number is then number * scale in the query's dtype. Those in FP8
+        have none, and are the same numbers in the query's dtype.
         Returns [tokens, heads * value_dim].
         """
         ...

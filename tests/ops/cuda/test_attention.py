@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from textgen.ops import AttentionForm, reference
+from textgen.ops import AttentionForm, KvScales, reference
 from textgen.ops.cuda.ops import CudaOps
 
 from ..cpu.guarded import guarded
@@ -25,14 +25,21 @@ def segments(rng: random.Random, count: int, longest: int) -> list[tuple[int, in
 
 def attended(ops: CudaOps, case: Case) -> Tensor:
     keys, values = guarded(case.keys), guarded(case.values)
+    scales = None if case.scales is None else KvScales(guarded(case.scales.keys), guarded(case.scales.values))
     query = guarded(case.query).view(-1, case.heads, case.dim)
-    return ops.attention(case.layout, case.window, keys)(query, case.new_keys, case.new_values, keys, values, case.form)
+    attention = ops.attention(case.layout, case.window, keys)
+    return attention(query, case.new_keys, case.new_values, keys, values, case.form, scales)
 
 
 def check(ops: CudaOps, case: Case) -> None:
-    """No farther from the exact result than its numbers are apart, or weights that were rounded to the dtype."""
-    within = WITHIN[case.keys.dtype]
+    """No farther from the exact result than its numbers are apart, or numbers that were rounded to the dtype: weights,
+    and integers times their scale."""
+    within = WITHIN[case.query.dtype] * (4 if case.scales is not None else 1)
     torch.testing.assert_close(attended(ops, case).float(), case.expected(torch.float32), rtol=within, atol=within)
+
+
+def kernel_of(dtype: torch.dtype) -> str:
+    return "attention_tiles" if dtype in HALVES else "attention_decode"
 
 
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
@@ -42,20 +49,53 @@ def test_single_tokens(rng: random.Random, device: HostDevice, ops: CudaOps, dim
     tokens = [(start, 1) for start, _ in segments(rng, rng.randint(1, 4), 300)]
     window = rng.choice([None, None, 1, 70])
     check(ops, Case(rng, dtype, (kv_heads * share, kv_heads), (dim, dim), tokens, block, AttentionForm(0.2), window))
-    assert device.launches in (["attention_decode"], ["attention_decode", "attention_combine"])
+    assert device.launches in ([kernel_of(dtype)], [kernel_of(dtype), "attention_combine"])
 
 
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("kind", ["plain", "all"])
 def test_prompt_chunks(rng: random.Random, device: HostDevice, ops: CudaOps, dim: int, kind: str) -> None:
-    """Of one tile and of several, at the beginning and in the middle, beside tokens that are alone."""
+    """Of one tile and of several, at the beginning and in the middle, beside tokens that are alone: in one launch, and
+    one more where contexts of those are in parts."""
     dtype, kv_heads, block = rng.choice(HALVES), rng.randint(1, 2), rng.choice([1, 16, 60])
     heads = kv_heads * rng.choice([1, 4, 7, 20])
     chunks = [(0, rng.randint(8, 70)), (rng.choice([1, 30, 65, 200]), rng.randint(8, 40)), (90, 1), (0, 3)]
     rng.shuffle(chunks)
     window = rng.choice([None, None, 1, 9, 100])
     check(ops, Case(rng, dtype, (heads, kv_heads), (dim, dim), chunks, block, forms(heads)[kind], window))
-    assert "attention_prompt" in device.launches and "attention_decode" in device.launches
+    assert device.launches in (["attention_tiles"], ["attention_tiles", "attention_combine"])
+
+
+def test_a_chunk_beside_a_context_in_parts(rng: random.Random, device: HostDevice, ops: CudaOps) -> None:
+    """Parts are of the single token's context alone."""
+    device.processors = 100
+    form, window = forms(4)["sinks"], rng.choice([None, 400])
+    check(ops, Case(rng, torch.bfloat16, (4, 1), (64, 64), [(40, 20), (700, 1), (5, 1)], 16, form, window))
+    assert device.launches == ["attention_tiles", "attention_combine"]
+
+
+NARROW_CASES = [
+    (torch.float32, 64),
+    (torch.bfloat16, 80),
+    (torch.bfloat16, 128),
+    (torch.float16, 64),
+    (torch.float16, 256),
+]
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("dtype", "dim"), NARROW_CASES, ids=str)
+def test_caches_of_8_bits(
+    rng: random.Random, device: HostDevice, ops: CudaOps, stored: torch.dtype, dtype: torch.dtype, dim: int
+) -> None:
+    """Chunks beside single tokens, some of whose contexts are in parts."""
+    device.processors = rng.choice([1, 30])
+    kv_heads, block = rng.randint(1, 2), rng.choice([1, 16, 60])
+    heads, window = kv_heads * rng.choice([1, 4, 7]), rng.choice([None, None, 9, 100])
+    chunks = [(0, rng.randint(8, 40)), (rng.choice([1, 65]), rng.randint(8, 20)), (330, 1), (0, 1), (70, 1)]
+    form = forms(heads)[rng.choice(["plain", "all"])]
+    check(ops, Case(rng, dtype, (heads, kv_heads), (dim, dim), chunks, block, form, window, stored))
+    assert device.launches[0] == kernel_of(dtype)
 
 
 def test_a_layer_of_another_shape_and_a_second_layer_of_the_same(
@@ -71,7 +111,7 @@ def test_a_layer_of_another_shape_and_a_second_layer_of_the_same(
         new = case.new_keys.float(), case.new_values.float()
         expected = theirs(query.float(), *new, keys, case.values.float(), case.form)
         torch.testing.assert_close(got.float(), expected, rtol=2**-9, atol=2**-9)
-    assert device.launches == ["attention_decode", "attention_prompt"] * 3
+    assert device.launches == ["attention_tiles"] * 3
 
 
 @pytest.mark.parametrize("kind", forms(1))
@@ -87,7 +127,7 @@ def test_a_long_context_is_cut_into_parts(rng: random.Random, device: HostDevice
     """Beside a short one, all parts of which but the first are empty."""
     case = Case(rng, torch.bfloat16, (4, 1), (64, 64), [(1100, 1), (3, 1)], 16, forms(4)[kind], rng.choice([None, 700]))
     check(ops, case)
-    assert device.launches == ["attention_decode", "attention_combine"]
+    assert device.launches == ["attention_tiles", "attention_combine"]
 
 
 def test_how_a_context_is_cut_changes_only_rounding(rng: random.Random, device: HostDevice, ops: CudaOps) -> None:
