@@ -136,6 +136,28 @@ def test_graphs_are_replayed_and_equal_launches(make_runner: RunnerMaker, gpu: S
     assert gpu.captured == 2 and other.pipeline is not None and other.pipeline.steps.sizes == (1, 2, 4, 8)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", ["int8", "fp8"])
+def test_a_cache_of_8_bits_is_followed(
+    make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, stored: str, dtype: str
+) -> None:
+    """Captured or launched, on tensor cores or not; and a processor's likeliest tokens are as likely."""
+    settings: dict[str, Any] = {"kv_cache_dtype": stored, "dtype": dtype}
+    script: list[tuple[str, int, list[int], dict[str, Any]]]
+    script = [("seat", slot, [rng.randrange(100) for _ in range(9)], {}) for slot in range(2)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, **settings), script)
+    assert gpu.captured == 2 and gpu.replayed >= 4
+    assert ("attention_tiles" in gpu.kernels.launches) == (dtype == "bfloat16")
+    gpu.refuses = "not today"
+    assert answers(ours) == answers(play(on_gpu(make_runner, **settings), script))
+    theirs = play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", **settings), script)
+    for one, other in list(zip(ours, theirs, strict=True))[: 3 if dtype == "float32" else 1]:
+        assert isinstance(one, Done) and isinstance(other, Done)
+        ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
+        np.testing.assert_allclose(ones, others, atol=0.1)
+
+
 def launched(runner: Runner, number: int, *segments: Segment, **rest: Any) -> list[Done | Failed]:
     frame = step(number, segments, **rest)
     return [frame for outcome in runner.take(frame, time.monotonic_ns()) for frame in outcome.frames]

@@ -115,6 +115,17 @@ class Ops(Protocol):
 
     def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None: ...
 
+    def rotate_and_write(
+        self,
+        turned: Tensor,
+        value: Tensor,
+        tables: tuple[Tensor, Tensor] | None,
+        keys: Tensor,
+        values: Tensor,
+        rows: Tensor,
+        scales: KvScales | None = None,
+    ) -> Tensor: ...
+
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None: ...
 
     def attention(self, layout: SegmentLayout, window: int | None, like: Tensor) -> Attention: ...

@@ -84,7 +84,7 @@ class PagedAttention:
         for chunk in self._chunks:
             own = chunk.tokens
             # Numbers of 8 bits in the cache are not what the segment brings.
-            brought = chunk.mask is None and keys.dtype == key.dtype
+            brought = chunk.mask is None and keys.dtype == query.dtype
             k, v = (key[own], value[own]) if brought else cached.rows(chunk.rows)
             if form.is_plain:
                 out[own] = _attend_chunk(query[own], k, v, chunk.mask, form.scale)

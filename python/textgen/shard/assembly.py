@@ -93,7 +93,7 @@ def _by_memory(
     budget = 0
 
     def attach(cache: KvCache, slots: Slots) -> Pipeline | None:
-        if not follows or cache.places[0].keys.dtype != model.like.dtype:
+        if not follows:
             return None
         given = settings.graphs or ()
         sizes = sorted({*given, *(size for size in default_sizes(settings.max_slots) if size > max(given, default=0))})

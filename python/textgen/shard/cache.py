@@ -55,7 +55,7 @@ def allocate_cache(
 ) -> KvCache:
     """An empty cache. Its memory is not touched: rows are read only after they were written.
 
-    dtype: int8 comes with a scale for each token and head.
+    dtype: of the numbers; int8 comes with a scale for each token and head.
     groups: how layers share out pages (None: all are one group, and a page is a block).
     spare: pages behind those, for rows that fill up a batch; they are zeros.
     """

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from textgen.ops import AttentionForm, KvScales, reference
+from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference
 from textgen.ops.cuda.ops import CudaOps
 
 from ..cpu.guarded import guarded
@@ -96,6 +97,20 @@ def test_caches_of_8_bits(
     form = forms(heads)[rng.choice(["plain", "all"])]
     check(ops, Case(rng, dtype, (heads, kv_heads), (dim, dim), chunks, block, form, window, stored))
     assert device.launches[0] == kernel_of(dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_each_number_of_fp8_is_what_it_is(ops: CudaOps, dtype: torch.dtype, tokens: int) -> None:
+    """A first position sees itself alone, so what comes out is its value."""
+    codes = torch.arange(256, dtype=torch.uint8).masked_fill(torch.arange(256) % 128 == 127, 0).view(1, 4, 64)
+    values = torch.zeros(1, 16, 4, 64, dtype=torch.uint8)
+    values[0, 0] = codes
+    values = values.view(torch.float8_e4m3fn)
+    layout = SegmentLayout(np.array([0]), np.array([0]), np.array([tokens]), np.array([[0]], np.int32), 16)
+    query, none = torch.zeros(tokens, 4, 64, dtype=dtype), torch.empty(0)
+    got = ops.attention(layout, None, values)(query, none, none, torch.zeros_like(values), values, AttentionForm(1.0))
+    assert torch.equal(got[0].view(1, 4, 64), codes.view(torch.float8_e4m3fn).to(dtype))
 
 
 def test_a_layer_of_another_shape_and_a_second_layer_of_the_same(

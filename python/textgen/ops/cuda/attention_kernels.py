@@ -8,12 +8,10 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from textgen.ops.cuda.launches import DTYPES
+from textgen.ops.cuda.launches import DTYPES, NARROW, STORED
 from textgen.ops.cuda.source import Source
 from textgen.ops.interface import AttentionForm, KvScales
 
-NARROW = {torch.int8: "i8", torch.float8_e4m3fn: "e4m3"}
-STORED = {**DTYPES, **NARROW}
 MAX_DIM = 256
 THREADS = 128
 TILE_ROWS = 64  # tokens times query heads of a block

@@ -28,6 +28,7 @@ class Head(Structure):
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("cache", c_void_p),
+        ("scales", c_void_p),
         *((name, c_int32) for name in ("heads", "head_dim", "rotated", "reserved")),
     ]
 
