@@ -89,7 +89,7 @@ def _by_memory(
     from textgen.shard.trial import fit_pages
 
     spec, groups = model.spec, group_layers(model.spec.windows, settings.max_context)
-    follows = accelerator.kernels is not None and spec.encoder is None and spec.attention.latent is None
+    follows = accelerator.kernels is not None and spec.encoder is None
     budget = 0
 
     def attach(cache: KvCache, slots: Slots) -> Pipeline | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,7 +155,51 @@ def test_how_a_context_is_cut_changes_only_rounding(rng: random.Random, device: 
         torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
 
 
-def test_latent_heads_are_left_to_the_reference(rng: random.Random, device: HostDevice, ops: CudaOps) -> None:
-    case = Case(rng, torch.float32, (4, 1), (72, 40), [(0, 9), (30, 1)], 16, AttentionForm(0.1), None)
+def latent(case: Case) -> tuple[Case, Tensor, KvScales | None]:
+    """The same, whose values are the first numbers of the keys: an expected result too."""
+    keys, width = case.keys, case.value_dim
+    case.values, case.new_values = keys[..., :width], case.new_keys[..., :width]
+    if case.scales is not None:
+        case.scales = KvScales(case.scales.keys, case.scales.keys)
+    stored = guarded(keys)
+    return case, stored, None if case.scales is None else KvScales(*[guarded(case.scales.keys)] * 2)
+
+
+LATENT = [(4, 96, 64), (16, 576, 512), (20, 192, 128), (40, 576, 512)]  # heads, numbers of keys and of values
+
+
+@pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("heads", "dim", "value_dim"), LATENT)
+def test_latent_heads(
+    rng: random.Random,
+    device: HostDevice,
+    ops: CudaOps,
+    heads: int,
+    dim: int,
+    value_dim: int,
+    stored: torch.dtype | None,
+) -> None:
+    """Chunks beside single tokens, some of whose contexts are in parts; with as much memory as different GPUs have."""
+    device.processors, device.shared_bytes = rng.choice([1, 60]), rng.choice([99, 163, 227]) << 10
+    dtype, block = rng.choice(HALVES), rng.choice([1, 16, 60])
+    segments = [(0, 9), (rng.choice([25, 40]), 1), (300, 1), (rng.choice([3, 31]), 11)]
+    rng.shuffle(segments)
+    window, form = rng.choice([None, None, 50]), forms(heads)[rng.choice(["plain", "plain", "all"])]
+    scaled = replace(form, scale=form.scale * 64 / dim)
+    case = Case(rng, dtype, (heads, 1), (dim, value_dim), segments, block, scaled, window, stored)
+    case, keys, scales = latent(case)
+    attention = ops.attention(case.layout, case.window, keys)
+    query = guarded(case.query).view(-1, heads, dim)
+    got = attention(query, case.new_keys, case.new_values, keys, keys[..., :value_dim], case.form, scales)
+    within = WITHIN[dtype] * (4 if scales is not None else 1)
+    torch.testing.assert_close(got.float(), case.expected(torch.float32), rtol=within, atol=within)
+    assert device.launches in (["attention_latent"], ["attention_latent", "attention_combine"])
+
+
+@pytest.mark.parametrize("dims", [(72, 40), (576, 512)])
+def test_latent_heads_that_no_kernel_takes_are_left_to_the_reference(
+    rng: random.Random, device: HostDevice, ops: CudaOps, dims: tuple[int, int]
+) -> None:
+    case = Case(rng, torch.float32, (4, 1), dims, [(0, 9), (30, 1)], 16, AttentionForm(0.1), None)
     check(ops, case)
     assert not device.launches

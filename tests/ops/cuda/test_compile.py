@@ -20,7 +20,14 @@ def norm(dtype: str, size: int, width: int, threads: int) -> Source:
 def attention(
     dtype: torch.dtype, dim: int, share: int, stored: torch.dtype | None = None, every: bool = False
 ) -> AttentionKernel:
-    kernel = kernel_for(Shape(dtype, stored or dtype, dim, dim, share, 16, every, every, every))
+    kernel = kernel_for(Shape(dtype, stored or dtype, dim, dim, share, 16, every, every, every), 227 << 10)
+    assert kernel is not None
+    return kernel
+
+
+def latent(dtype: torch.dtype, share: int, stored: torch.dtype | None = None, kibibytes: int = 227) -> AttentionKernel:
+    shape = Shape(dtype, stored or dtype, 576, 512, share, 16, False, False, False, latent=True)
+    kernel = kernel_for(shape, kibibytes << 10)
     assert kernel is not None
     return kernel
 
@@ -57,6 +64,11 @@ PROMISES = [
     (attention(BFLOAT, 128, 4, INT8).source, 168),
     (attention(HALF, 128, 8, FP8, every=True).source, 168),
     (attention(HALF, 256, 1, INT8).source, 255),
+    # One of 256 threads, or two of 128.
+    (latent(BFLOAT, 128).source, 255),
+    (latent(BFLOAT, 128, INT8).source, 255),
+    (latent(HALF, 16).source, 255),
+    (latent(BFLOAT, 16, FP8).source, 255),
 ]
 
 
@@ -81,6 +93,8 @@ def test_attention_has_room_on_the_smallest_multiprocessor(dim: int, stored: tor
     for share in (1, 4, 16):
         blocks = 1 if dim == 256 else 2 if dim == 64 or stored != BFLOAT else 1
         assert (attention(BFLOAT, dim, share, stored).shared_bytes + 1024) * blocks <= 100 << 10
+    for share in (16, 128):
+        assert latent(BFLOAT, share, stored, 99).shared_bytes <= 99 << 10
 
 
 def test_an_error_has_the_compilers_log(any_nvrtc: Nvrtc) -> None:

@@ -60,7 +60,7 @@ class CudaAttention:
     ) -> AttentionKernel | None:
         if not all(map(self._device.holds, (query, keys, values))) or not takes(keys, values, scales):
             return None
-        return kernel_for(shape_of(query, keys, values, form, self.layout.block_size))
+        return kernel_for(shape_of(query, keys, values, form, self.layout.block_size), self._device.shared_bytes)
 
     def _attend(
         self,

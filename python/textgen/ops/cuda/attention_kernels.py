@@ -16,6 +16,8 @@ MAX_DIM = 256
 THREADS = 128
 TILE_ROWS = 64  # tokens times query heads of a block
 MATRIX = 16  # rows of a warp's matrices
+LATENT_KEYS = 32  # positions of a tile
+LATENT_PARTS = 4  # warps that share the rows of a matrix
 MAX_GROUP = {4: 8, 2: 8, 1: 4}  # query heads whose sums a thread can hold, by the bytes of a cached number
 
 
@@ -32,6 +34,7 @@ class Shape:
     soft_cap: bool
     slopes: bool
     biases: bool
+    latent: bool = False  # values are the first numbers of the keys
 
 
 @dataclass(frozen=True)
@@ -90,22 +93,31 @@ def shape_of(query: Tensor, keys: Tensor, values: Tensor, form: AttentionForm, b
         form.soft_cap is not None,
         form.slopes is not None,
         form.biases is not None,
+        _in_keys(keys, values),
     )
+
+
+def _in_keys(keys: Tensor, values: Tensor) -> bool:
+    same = values.data_ptr() == keys.data_ptr() and values.stride() == keys.stride()
+    return same and values.shape[3] < keys.shape[3]
 
 
 def takes(keys: Tensor, values: Tensor, scales: KvScales | None) -> bool:
     """Whether kernels can read such a cache."""
     if keys.dtype != values.dtype or (scales is not None) != (keys.dtype == torch.int8):
         return False
-    aligned = all(x.data_ptr() % 16 == 0 for x in (keys, values))
-    return aligned and all(x.is_contiguous() for x in (keys, values, *(scales or ())))
+    stored = (keys,) if _in_keys(keys, values) else (keys, values)
+    aligned = all(x.data_ptr() % 16 == 0 for x in stored)
+    return aligned and all(x.is_contiguous() for x in (*stored, *(scales or ())))
 
 
 @cache
-def kernel_for(shape: Shape) -> AttentionKernel | None:
-    """The kernel; None: there is none."""
+def kernel_for(shape: Shape, shared_bytes: int) -> AttentionKernel | None:
+    """The kernel; None: there is none. shared_bytes: the most that a block may have."""
     size = shape.stored.itemsize
     known = shape.dtype in DTYPES and (shape.stored == shape.dtype or shape.stored in NARROW)
+    if known and shape.latent:
+        return _latent(shape, shared_bytes)
     if not known or shape.dim != shape.value_dim or shape.dim > MAX_DIM or shape.dim * size % 16:
         return None
     if shape.dtype.itemsize == 2 and shape.dim % MATRIX == 0:
@@ -129,6 +141,22 @@ def _tiles(shape: Shape) -> AttentionKernel:
     needed = max(chunk, single, THREADS // 32 * group * (dim + 2) * 4)
     constants = (("ROWS", TILE_ROWS), ("KEYS", keys), ("SHARED_BYTES", needed))
     return AttentionKernel(shape, "attention_tiles", group, constants, TILE_ROWS // group, 2 * TILE_ROWS, needed)
+
+
+def _latent(shape: Shape, shared_bytes: int) -> AttentionKernel | None:
+    """The tensor cores', where keys have their values in them: with as many rows as there are heads and room for."""
+    if shape.dtype.itemsize != 2 or shape.dim % 32 or shape.value_dim % (16 * LATENT_PARTS):
+        return None
+    row = (shape.dim + 8) * 2  # of 16-bit numbers in shared memory
+    tile = LATENT_KEYS * row
+    tiles = tile + (LATENT_KEYS * (shape.dim + 4) if shape.stored in NARROW else tile)
+    for rows in (2 * MATRIX, MATRIX):
+        needed = rows * row + tiles + rows * (LATENT_KEYS + 8) * 2 + 2 * rows * LATENT_PARTS * 4
+        if needed <= shared_bytes and (shape.share > MATRIX or rows == MATRIX):
+            group, threads = _group(shape.share, rows), rows // MATRIX * LATENT_PARTS * 32
+            constants = (("ROWS", rows), ("SHARED_BYTES", needed))
+            return AttentionKernel(shape, "attention_latent", group, constants, rows // group, threads, needed)
+    return None
 
 
 def _group(share: int, largest: int) -> int:

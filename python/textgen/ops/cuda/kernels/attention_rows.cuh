@@ -9,7 +9,6 @@ constexpr i32 STRIDE = DIM + 8;      // of a row of 16-bit numbers in shared mem
 constexpr i32 STEPS = DIM / MATRIX;  // of the product over a head's numbers
 constexpr i32 ROW_QUADS = DIM * static_cast<i32>(sizeof(S)) / 16;  // of a position in the cache
 static_assert(DIM % MATRIX == 0, "matrices are 16 wide");
-static_assert(GROUP <= MATRIX || GROUP % MATRIX == 0, "a row of a warp is a head of a token");
 
 // The rows of a tile are its tokens, of each the heads of the group.
 DEVICE bool is_real(const Tile& tile, i32 row) { return row / GROUP < tile.count && row % GROUP < tile.heads; }
