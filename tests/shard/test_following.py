@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from textgen.shard.graphs import Graphs
 from textgen.shard.protocol import Done, Failed
 from textgen.shard.runner import Runner
 
+from ..models.tiny import make_model
 from ..ops.cuda.conftest import BUILT
 from ..ops.cuda.host_device import COMPILER
 from .conftest import RunnerMaker
@@ -156,6 +158,26 @@ def test_a_cache_of_8_bits_is_followed(
         assert isinstance(one, Done) and isinstance(other, Done)
         ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
         np.testing.assert_allclose(ones, others, atol=0.1)
+
+
+@pytest.mark.parametrize("stored", ["auto", "int8", "fp8"])
+def test_latent_attention_is_followed(
+    make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, stored: str, tmp_path: Path
+) -> None:
+    sizes = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "num_hidden_layers": 2, "first_k_dense_replace": 2}
+    make_model(tmp_path, "DeepseekV2ForCausalLM", rng.getrandbits(32), vocab_size=101, **sizes)
+    settings: dict[str, Any] = {"model_dir": str(tmp_path), "kv_cache_dtype": stored, "dtype": "bfloat16"}
+    script: list[tuple[str, int, list[int], dict[str, Any]]]
+    script = [("seat", slot, [rng.randrange(100) for _ in range(9)], {}) for slot in range(2)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, **settings), script)
+    assert gpu.captured == 2 and gpu.replayed >= 4 and "attention_latent" in gpu.kernels.launches
+    gpu.refuses = "not today"
+    assert answers(ours) == answers(play(on_gpu(make_runner, **settings), script))
+    (one, *_), (other, *_) = ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", **settings), script)
+    assert isinstance(one, Done) and isinstance(other, Done)
+    ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
+    np.testing.assert_allclose(ones, others, atol=0.1)
 
 
 def launched(runner: Runner, number: int, *segments: Segment, **rest: Any) -> list[Done | Failed]:
