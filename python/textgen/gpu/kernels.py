@@ -114,8 +114,8 @@ def _attention(
     dims: tuple[int, int],
     stored: torch.dtype | None = None,
 ) -> Error:
-    """Over a random layout, in a cache that the kernel of writes fills. dims: numbers of a key and of a value, which is in
-    the key where they differ."""
+    """Over a random layout, in a cache that the kernel of writes fills. dims: numbers of a key and of a value, which is
+    in the key where they differ."""
     rng, there, (dim, value_dim) = case.rng, case.there, dims
     heads = kv_heads * share
     lengths = np.array([rng.choice([1, 1, 1, rng.randint(2, 70)]) for _ in range(rng.randint(1, 6))])

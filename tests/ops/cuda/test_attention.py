@@ -76,6 +76,25 @@ def test_a_chunk_beside_a_context_in_parts(rng: random.Random, device: HostDevic
     assert device.launches == ["attention_tiles", "attention_combine"]
 
 
+@pytest.mark.parametrize("dims", [(64, 64), (96, 64)], ids=str)
+def test_a_chunk_behind_a_long_context_is_cut_into_parts(
+    rng: random.Random, device: HostDevice, ops: CudaOps, dims: tuple[int, int]
+) -> None:
+    """Beside one behind none, and single tokens; with latents too."""
+    device.processors = 60
+    segments = [(2100, rng.randint(8, 30)), (0, 9), (40, 1), (rng.choice([100, 1500]), 1)]
+    rng.shuffle(segments)
+    form, window = forms(4)[rng.choice(["plain", "sinks"])], rng.choice([None, 1900])
+    case = Case(rng, torch.bfloat16, (4, 1), dims, segments, 16, form, window)
+    if dims[0] != dims[1]:
+        case, _, _ = latent(case)
+    attention = ops.attention(case.layout, case.window, case.keys)
+    query = case.query.view(-1, 4, dims[0])
+    got = attention(query, case.new_keys, case.new_values, case.keys, case.values, case.form)
+    torch.testing.assert_close(got.float(), case.expected(torch.float32), rtol=2**-7, atol=2**-7)
+    assert device.launches == ["attention_tiles" if dims[0] == dims[1] else "attention_latent", "attention_combine"]
+
+
 NARROW_CASES = [
     (torch.float32, 64),
     (torch.bfloat16, 80),

@@ -53,9 +53,7 @@ PROMISES = [
     (Source.of("shape"), 64),
     # Two blocks of 128 threads and more on a multiprocessor.
     (attention(FLOAT, 128, 4).source, 128),
-    (attention(FLOAT, 64, 4, INT8).source, 255),
-    (attention(FLOAT, 128, 4, FP8).source, 255),
-    (attention(BFLOAT, 72, 4).source, 168),
+    (attention(FLOAT, 128, 4, INT8).source, 255),
     (attention(BFLOAT, 128, 4).combine, 64),
     # Three, two with the largest heads.
     (attention(BFLOAT, 128, 4).source, 168),
@@ -68,7 +66,6 @@ PROMISES = [
     (latent(BFLOAT, 128).source, 255),
     (latent(BFLOAT, 128, INT8).source, 255),
     (latent(HALF, 16).source, 255),
-    (latent(BFLOAT, 16, FP8).source, 255),
 ]
 
 

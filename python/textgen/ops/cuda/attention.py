@@ -18,18 +18,22 @@ from textgen.ops.interface import AttentionForm, Ints, KvScales, SegmentLayout
 from textgen.ops.transfer import upload
 
 MIN_PROMPT = 8  # tokens: a shorter segment's are attended to one by one, its context in parts
-MIN_CHUNK = 256  # positions: less is over before it has begun
-CHUNK_STEP = 64  # positions of a part are a multiple of it
 MAX_SPLITS = 64
-WAVES = 4  # blocks for each multiprocessor, before a context is cut no further
+CHUNK_STEP = 64  # positions of a part are a multiple of it
+MIN_CHUNK = 256  # positions of a single token's part: less is over before it has begun
+WAVES = 4  # blocks for each multiprocessor, before such contexts are cut no further
+MIN_TILE_CHUNK = 1024  # the same of several tokens, whose results are more to put together
+TILE_WAVES = 2
 
 
 class Work(NamedTuple):
-    """What there is to attend to: rows of several tokens, then rows of single ones."""
+    """What there is to attend to: rows of several tokens, then rows of single ones; the longest context of each."""
 
     rows: Tensor  # [tiles + singles, 4] int32: row of the tables, first token, how many, position of the first
     tiles: int
     singles: int
+    tile_longest: int
+    longest: int
 
 
 class CudaAttention:
@@ -75,10 +79,15 @@ class CudaAttention:
         value_dim, heads, kv_heads = kernel.shape.value_dim, query.shape[1], keys.shape[2]
         out = query.new_empty(len(query), heads, value_dim)
         work, across = self._work_of(kernel.tile_tokens), kv_heads * kernel.groups
-        splits, chunk = self._splits((work.tiles + work.singles) * across) if work.singles else (1, 1)
-        shape = (work.singles, heads, splits) if splits > 1 else (0,)
-        partial = query.new_empty((*shape, value_dim), dtype=torch.float32)
-        state = query.new_empty((*shape, 2), dtype=torch.float32)
+        blocks, tile_tokens = (work.tiles + work.singles) * across, kernel.tile_tokens or 1
+        splits, chunk = _parts(work.longest, -(-self._device.processors * WAVES // blocks), MIN_CHUNK)
+        tile_splits, tile_chunk = _parts(
+            work.tile_longest, self._device.processors * TILE_WAVES // blocks, MIN_TILE_CHUNK
+        )
+        joined = work.singles * splits if splits > 1 or tile_splits > 1 else 0
+        joined += work.tiles * tile_tokens * tile_splits if tile_splits > 1 else 0
+        partial = query.new_empty((joined * heads, value_dim), dtype=torch.float32)
+        state = query.new_empty((joined * heads, 2), dtype=torch.float32)
         params = Attention(
             query=query.data_ptr(),
             keys=keys.data_ptr(),
@@ -98,31 +107,23 @@ class CudaAttention:
             heads=heads,
             kv_heads=kv_heads,
             tiles=work.tiles,
+            singles=work.singles,
+            tile_tokens=tile_tokens,
             splits=splits,
+            tile_splits=tile_splits,
             chunk=chunk,
+            tile_chunk=tile_chunk,
             window=self.window or 0,
             distances=0 if form.biases is None else form.biases.shape[1],
             scale=form.scale,
             soft_cap=form.soft_cap or 0.0,
         )
-        grid = (work.tiles + work.singles, across, splits)
+        grid = (work.tiles + work.singles, across, max(splits, tile_splits))
         self._device.kernel(kernel.source)(grid, kernel.threads, params, kernel.shared_bytes)
-        if splits > 1:
-            self._device.kernel(kernel.combine)((work.singles, heads, 1), THREADS, params)
+        if joined:
+            tokens = work.singles + (work.tiles * tile_tokens if tile_splits > 1 else 0)
+            self._device.kernel(kernel.combine)((tokens, heads, 1), THREADS, params)
         return out.view(len(out), -1)
-
-    def _splits(self, blocks: int) -> tuple[int, int]:
-        """Into how many parts the contexts are cut, and how many positions a part has, if there are so many blocks."""
-        longest = self._longest
-        wanted = -(-self._device.processors * WAVES // blocks)
-        splits = max(min(wanted, MAX_SPLITS, -(-longest // MIN_CHUNK)), 1)
-        chunk = -(-longest // (splits * CHUNK_STEP)) * CHUNK_STEP
-        return -(-longest // chunk), chunk
-
-    @cached_property
-    def _longest(self) -> int:
-        longest = int(self.layout.ends.max())
-        return longest if self.window is None else min(longest, self.window)
 
     @cached_property
     def _tables(self) -> Tensor:
@@ -145,8 +146,14 @@ class CudaAttention:
             positions = layout.starts[segments] + singles - layout.offsets[segments]
             tiles = self._tiles(size) if size is not None else np.empty((0, 4), np.int64)
             rows = np.concatenate((tiles, np.stack((segments, singles, np.ones_like(singles), positions), axis=1)))
-            self._works[size] = Work(self._to_device(rows.astype(np.int32)), len(tiles), len(singles))
+            longest = self._longest(tiles[:, 2] + tiles[:, 3], size or 1), self._longest(positions + 1, 1)
+            self._works[size] = Work(self._to_device(rows.astype(np.int32)), len(tiles), len(singles), *longest)
         return self._works[size]
+
+    def _longest(self, ends: Ints, size: int) -> int:
+        """Positions that `size` tokens see at most."""
+        longest = int(ends.max(initial=0))
+        return longest if self.window is None else min(longest, self.window + size - 1)
 
     def _tiles(self, size: int) -> Ints:
         """[tiles, 4] of the segments that are long enough."""
@@ -170,6 +177,13 @@ class CudaAttention:
 
     def _to_device(self, values: NDArray[np.int32]) -> Tensor:
         return upload(values, self._like.device)
+
+
+def _parts(longest: int, wanted: int, least: int) -> tuple[int, int]:
+    """Into how many parts contexts are cut, and how many positions a part has: `least` or more, but for the last."""
+    splits = max(min(wanted, MAX_SPLITS, -(-longest // least)), 1)
+    chunk = max(-(-longest // (splits * CHUNK_STEP)), 1) * CHUNK_STEP
+    return max(-(-longest // chunk), 1), chunk
 
 
 def _address(tensor: Tensor | None) -> int | None:

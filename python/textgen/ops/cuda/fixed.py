@@ -37,7 +37,6 @@ class FixedAttention(CudaAttention):
         layout = SegmentLayout(nothing, nothing, nothing, np.zeros((0, 0), np.int32), fixed.block_size)
         super().__init__(device, layout, window, like)
         self._fixed = fixed
-        self._longest = fixed.longest if window is None else min(fixed.longest, window)
         self._tables = fixed.tables
 
     def __call__(
@@ -59,4 +58,5 @@ class FixedAttention(CudaAttention):
         return self._attend(kernel, self._aligned(query), keys, values, form, scales)
 
     def _work_of(self, size: int | None) -> Work:
-        return Work(self._fixed.work, 0, len(self._fixed.work))
+        longest = self._fixed.longest if self.window is None else min(self._fixed.longest, self.window)
+        return Work(self._fixed.work, 0, len(self._fixed.work), 0, longest)

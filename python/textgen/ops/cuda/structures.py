@@ -53,7 +53,11 @@ class Attention(Structure):
         *((name, c_void_p) for name in ("query", "keys", "values", "key_scales", "value_scales", "out")),
         *((name, c_void_p) for name in ("tables", "work", "slopes", "biases", "sinks", "partial", "state")),
         *((name, c_int64) for name in ("query_stride", "table_stride")),
-        *((name, c_int32) for name in ("heads", "kv_heads", "tiles", "splits", "chunk", "window", "distances")),
+        *(
+            (name, c_int32)
+            for name in ("heads", "kv_heads", "tiles", "singles", "tile_tokens", "splits", "tile_splits")
+        ),
+        *((name, c_int32) for name in ("chunk", "tile_chunk", "window", "distances")),
         *((name, c_float) for name in ("scale", "soft_cap")),
     ]
 

@@ -24,6 +24,7 @@
 #define threadIdx (simt::now->current->thread)
 #define blockIdx (simt::now->block)
 #define gridDim (simt::now->grid)
+#define blockDim (simt::Index{simt::now->threads, 1, 1})
 
 INTRINSIC void __syncthreads() {
     simt::meet(simt::now->barrier, simt::now->threads, simt::LANES, "__syncthreads", nullptr, nullptr,

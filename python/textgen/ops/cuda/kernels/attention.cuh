@@ -26,15 +26,19 @@ struct Attention {
     const float* slopes;        // [heads]
     const float* biases;        // [heads, distances]
     const float* sinks;         // [heads], or null
-    float* partial;             // [rows of single tokens, heads, splits, VALUE_DIM]; not touched with one split
-    float* state;               // [rows of single tokens, heads, splits, 2]: maximum (base 2) and sum
+    float* partial;             // [parts, VALUE_DIM], see Tile; not touched where contexts have one
+    float* state;               // [parts, 2]: maximum (base 2) and sum
     i64 query_stride;
     i64 table_stride;
     i32 heads;
     i32 kv_heads;
     i32 tiles;                  // rows of work, the first ones, that are several tokens; the others are single tokens
+    i32 singles;
+    i32 tile_tokens;            // of a tile at most
     i32 splits;                 // into how many parts the context of a single token is cut
+    i32 tile_splits;            // that of several
     i32 chunk;                  // positions of a part
+    i32 tile_chunk;
     i32 window;                 // positions that a token sees, its own included; 0: all
     i32 distances;
     float scale;
@@ -45,16 +49,19 @@ constexpr float LOWEST = -1e30f;  // finite, so that the difference of two is a 
 constexpr float HIDDEN = -3e38f;   // the score of a position that is not seen: 0 beside LOWEST
 
 // The work of a block: tokens that follow one another times query heads that share a kv head, and the positions that they
-// are to see of those that they may. Grid: rows of work, kv heads times groups of GROUP, splits.
+// are to see of those that they may. Grid: rows of work, kv heads times groups of GROUP, the larger number of splits.
+//
+// Parts of results: those of single tokens [singles, heads, splits], then others [tiles, tile_tokens, heads, tile_splits].
 struct Tile {
     const i32* table;
     i32 token, count, position;  // of the first token; how many
     i32 kv_head, first, heads;   // query heads first .. first + heads
     i32 from, to;
-    i32 row;                     // among the single tokens; below 0 for several
+    i32 splits;                  // parts of a result
+    i64 part;                    // the one of the first token and head 0
+    bool single;
 };
 
-// Several tokens see all that they may in the first part, and nothing in the others.
 DEVICE Tile tile_of(const Attention& p) {
     const i32 share = p.heads / p.kv_heads, groups = (share + GROUP - 1) / GROUP;
     const Quad work = load_quad(p.work + 4 * static_cast<i64>(blockIdx.x));
@@ -67,21 +74,29 @@ DEVICE Tile tile_of(const Attention& p) {
     const i32 skipped = blockIdx.y % groups * GROUP;
     tile.first = tile.kv_head * share + skipped;
     tile.heads = min(GROUP, share - skipped);
-    tile.row = static_cast<i32>(blockIdx.x) - p.tiles;
-    const i32 end = tile.position + tile.count;
+    const i32 row = static_cast<i32>(blockIdx.x), split = static_cast<i32>(blockIdx.z);
+    tile.single = row >= p.tiles;
+    tile.splits = tile.single ? p.splits : p.tile_splits;
+    const i64 before = tile.single ? row - p.tiles : static_cast<i64>(row) * p.tile_tokens;  // tokens of its kind
+    const i64 others = tile.single ? 0 : static_cast<i64>(p.singles) * p.heads * p.splits;
+    tile.part = others + before * p.heads * tile.splits + split;
+    const i32 end = tile.position + tile.count, chunk = tile.single ? p.chunk : p.tile_chunk;
     const i32 begin = p.window == 0 ? 0 : max(tile.position + 1 - p.window, 0);
-    const i32 part = static_cast<i32>(blockIdx.z), chunk = tile.row < 0 ? end - begin : p.chunk;
-    tile.from = min(begin + part * chunk, end);
+    tile.from = split < tile.splits ? min(begin + split * chunk, end) : end;
     tile.to = min(tile.from + chunk, end);
     return tile;
 }
 
-// A context that has fewer parts than another: nothing is to be done but to say so, by one thread for each head.
+DEVICE i64 part_of(const Attention& p, const Tile& tile, i32 token, i32 head) {
+    return tile.part + (static_cast<i64>(token) * p.heads + head) * tile.splits;
+}
+
+// A context that has fewer parts than another: nothing is to be done but to say so.
 DEVICE bool is_empty(const Attention& p, const Tile& tile) {
     if (tile.from < tile.to) return false;
-    if (tile.row >= 0 && threadIdx.x < static_cast<u32>(tile.heads)) {
-        const i64 head = static_cast<i64>(tile.row) * p.heads + tile.first + threadIdx.x;
-        float* state = p.state + (head * p.splits + blockIdx.z) * 2;
+    if (static_cast<i32>(blockIdx.z) >= tile.splits) return true;
+    for (i32 item = threadIdx.x; item < tile.count * tile.heads; item += blockDim.x) {
+        float* state = p.state + 2 * part_of(p, tile, item / tile.heads, tile.first + item % tile.heads);
         state[0] = LOWEST;
         state[1] = 0.0f;
     }
@@ -139,12 +154,12 @@ DEVICE void join_warps(const Attention& p, const Tile& tile, const float* values
             value += values[(w * GROUP + g) * VALUE_DIM + i] * scale;
         }
         const i32 head = tile.first + g;
-        if (p.splits == 1) {
+        if (tile.splits == 1) {
             float scale;
             const float inverse = inverse_sum(p, head, highest, sum, scale);
             p.out[(static_cast<i64>(tile.token) * p.heads + head) * VALUE_DIM + i] = from_float<T>(value * scale * inverse);
         } else {
-            const i64 at = (static_cast<i64>(tile.row) * p.heads + head) * p.splits + blockIdx.z;
+            const i64 at = part_of(p, tile, 0, head);
             p.partial[at * VALUE_DIM + i] = value;
             if (i == 0) {
                 p.state[at * 2] = highest;

@@ -48,7 +48,7 @@ DEVICE float across(const float* told, bool sum) {
 // sums: [ROWS, PARTS] in shared memory. first: of the tile's rows, the warp's first; part: which of its columns.
 DEVICE void store(const Attention& p, const Tile& tile, i32 first, i32 part, const Running& running,
                   const float (&values)[COLUMNS][4], float* sums) {
-    const i32 lane = threadIdx.x % WARP, column = part * COLUMNS * 8 + lane % 4 * 2;
+    const i32 lane = threadIdx.x % WARP;
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
         const float mine = lanes_sum<4>(running.sum[half]);
@@ -57,31 +57,10 @@ DEVICE void store(const Attention& p, const Tile& tile, i32 first, i32 part, con
     __syncthreads();
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
-        const i32 row = first + lane / 4 + half * 8, head = tile.first + row % GROUP;
+        const i32 row = first + lane / 4 + half * 8;
         if (!is_real(tile, row)) continue;
         const float sum = across(sums + row * PARTS, true);
-        if (tile.row < 0 || p.splits == 1) {
-            float scale;
-            const float inverse = inverse_sum(p, head, running.highest[half], sum, scale) * scale;
-            T* out = p.out + row_offset(tile, row, static_cast<i64>(p.heads) * VALUE_DIM, VALUE_DIM) + column;
-#pragma unroll
-            for (i32 i = 0; i < COLUMNS; ++i) {
-                *reinterpret_cast<u32*>(out + i * 8) =
-                    pack_pair<T>(values[i][2 * half] * inverse, values[i][2 * half + 1] * inverse);
-            }
-        } else {
-            const i64 at = (static_cast<i64>(tile.row) * p.heads + head) * p.splits + blockIdx.z;
-            float* out = p.partial + at * VALUE_DIM + column;
-#pragma unroll
-            for (i32 i = 0; i < COLUMNS; ++i) {
-                out[i * 8] = values[i][2 * half];
-                out[i * 8 + 1] = values[i][2 * half + 1];
-            }
-            if (part == 0 && lane % 4 == 0) {
-                p.state[at * 2] = running.highest[half];
-                p.state[at * 2 + 1] = sum;
-            }
-        }
+        store_row(p, tile, row, half, part * COLUMNS * 8, running.highest[half], sum, values);
     }
 }
 

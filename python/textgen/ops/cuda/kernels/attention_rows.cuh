@@ -178,6 +178,33 @@ DEVICE void soften(const float (&highest)[2], float (&scores)[N][4], Running& ru
     }
 }
 
+// A row's result, or a part of it: columns 8i + 2 * (lane % 4) and the next, COLUMNS of them from `column` on. half: which of
+// a lane's two rows; sum: of all its weights.
+template <i32 COLUMNS>
+DEVICE void store_row(const Attention& p, const Tile& tile, i32 row, i32 half, i32 column, float highest, float sum,
+                      const float (&values)[COLUMNS][4]) {
+    const i32 at = column + threadIdx.x % 4 * 2, head = tile.first + row % GROUP;
+    if (tile.splits == 1) {
+        float scale;
+        const float inverse = inverse_sum(p, head, highest, sum, scale) * scale;
+        T* out = p.out + row_offset(tile, row, static_cast<i64>(p.heads) * VALUE_DIM, VALUE_DIM) + at;
+#pragma unroll
+        for (i32 i = 0; i < COLUMNS; ++i) {
+            *reinterpret_cast<u32*>(out + i * 8) =
+                pack_pair<T>(values[i][2 * half] * inverse, values[i][2 * half + 1] * inverse);
+        }
+        return;
+    }
+    const i64 part = part_of(p, tile, row / GROUP, head);
+    if (at == 0) {
+        p.state[part * 2] = highest;
+        p.state[part * 2 + 1] = sum;
+    }
+    float* out = p.partial + part * VALUE_DIM + at;
+#pragma unroll
+    for (i32 i = 0; i < COLUMNS; ++i) *reinterpret_cast<Pair*>(out + i * 8) = pair_of(values[i][2 * half], values[i][2 * half + 1]);
+}
+
 // Two tiles of weights, 16 positions, as a left factor.
 DEVICE void pack_weights(const float (&a)[4], const float (&b)[4], u32 (&out)[4]) {
     out[0] = pack_pair<T>(a[0], a[1]);

@@ -38,15 +38,7 @@ DEVICE void store_chunk(const Attention& p, const Tile& tile, const Running& run
     for (i32 half = 0; half < 2; ++half) {
         const i32 row = threadIdx.x / WARP * MATRIX + lane / 4 + half * 8;
         const float sum = lanes_sum<4>(running.sum[half]);
-        if (!is_real(tile, row)) continue;
-        float scale;
-        const float inverse = inverse_sum(p, tile.first + row % GROUP, running.highest[half], sum, scale) * scale;
-        T* out = p.out + row_offset(tile, row, static_cast<i64>(p.heads) * DIM, DIM) + lane % 4 * 2;
-#pragma unroll
-        for (i32 i = 0; i < COLUMNS; ++i) {
-            *reinterpret_cast<u32*>(out + i * 8) =
-                pack_pair<T>(values[i][2 * half] * inverse, values[i][2 * half + 1] * inverse);
-        }
+        if (is_real(tile, row)) store_row(p, tile, row, half, 0, running.highest[half], sum, values);
     }
 }
 
@@ -191,9 +183,9 @@ KERNEL(attention_tiles, Attention, THREADS, DIM <= 128 ? 3 : 2) {
     SHARED_MEMORY(shared);
     const Tile tile = tile_of(p);
     if (is_empty(p, tile)) return;
-    if (tile.row < 0) {
-        attend_chunk(p, tile, shared);
-    } else {
+    if (tile.single) {
         attend_single(p, tile, shared);
+    } else {
+        attend_chunk(p, tile, shared);
     }
 }

@@ -21,6 +21,8 @@ struct alignas(8) Pair {
     u32 at[2];
 };
 
+DEVICE Pair pair_of(float a, float b) { return {{bits_of_float(a), bits_of_float(b)}}; }
+
 // One of a word's four numbers in float.
 DEVICE float narrow_to_float(u32 word, i32 place, i8) {
     // Behind the bits of 2^23 a byte is added to it.
