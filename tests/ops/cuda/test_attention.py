@@ -188,17 +188,9 @@ LATENT = [(4, 96, 64), (16, 576, 512), (20, 192, 128), (40, 576, 512)]  # heads,
 
 
 @pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize(("heads", "dim", "value_dim"), LATENT)
-def test_latent_heads(
-    rng: random.Random,
-    device: HostDevice,
-    ops: CudaOps,
-    heads: int,
-    dim: int,
-    value_dim: int,
-    stored: torch.dtype | None,
-) -> None:
+def test_latent_heads(rng: random.Random, device: HostDevice, ops: CudaOps, stored: torch.dtype | None) -> None:
     """Chunks beside single tokens, some of whose contexts are in parts; with as much memory as different GPUs have."""
+    heads, dim, value_dim = rng.choice(LATENT)
     device.processors, device.shared_bytes = rng.choice([1, 60]), rng.choice([99, 163, 227]) << 10
     dtype, block = rng.choice(HALVES), rng.choice([1, 16, 60])
     segments = [(0, 9), (rng.choice([25, 40]), 1), (300, 1), (rng.choice([3, 31]), 11)]
