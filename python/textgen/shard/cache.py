@@ -76,5 +76,5 @@ def allocate_cache(
     of_layers = tuple(range(spec.num_layers)) if groups is None else groups.place
     places = tuple(place() for _ in range(max(of_layers) + 1))
     for stored in (stored for made in places for stored in made.stored):
-        stored[num_pages:] = 0
+        stored[num_pages:].zero_()
     return KvCache(places, tuple(places[at] for at in of_layers), num_pages)
