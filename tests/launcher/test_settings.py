@@ -114,6 +114,11 @@ def test_processors(text: str, value: tuple[int, ...] | str) -> None:
     assert parse_settings([], {"CPU_BIND": text}).cpu_bind == value
 
 
+@pytest.mark.parametrize("name", ["fp8", "FP8", "fp8_e4m3", "fp8_e4m3fn"])
+def test_types_of_a_cache_have_other_servers_names_too(name: str) -> None:
+    assert parse_settings(["--kv-cache-dtype", name], {}).kv_cache_dtype == "fp8"
+
+
 def test_log_levels_have_one_spelling() -> None:
     assert parse_settings([], {"LOG_LEVEL": "WARNING"}).log_level == "warn"
 

@@ -14,6 +14,7 @@ from textgen.ops.cuda import launches
 from textgen.ops.cuda.attention import CudaAttention
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.sampling import choose
+from textgen.ops.cuda.structures import Head
 from textgen.ops.interface import Attention, CrossLayout, KvScales, SegmentLayout
 from textgen.ops.sampling import SamplingRows
 
@@ -77,18 +78,13 @@ class CudaOps:
         out = None if halves is None else torch.empty(turned.shape, dtype=turned.dtype, device=turned.device)
         result = turned if out is None else out
         heads, (of_keys, of_values) = turned.shape[1] - keys.shape[2], scales or (None, None)
-        new = None if out is None else out[:, heads:]
-        written = [
-            launches.head_of(turned[:, heads:], new, keys, out is not None, of_keys),
-            launches.head_of(value, None, values, False, of_values),
-        ]
+        new, written = None, list[Head]()
         if out is not None:
+            new = out[:, heads:]
             written.append(launches.head_of(turned[:, :heads], out[:, :heads], None, True))
-        if halves is not None:
-            width = _rotary_width(turned.dtype, [turned, value], halves, [result, keys, values])
-        else:
-            sizes = [turned.shape[2], turned.stride(0), value.shape[2], value.stride(0)]
-            width = launches.width_of(turned.dtype, sizes, [turned, value, keys, values])
+        written.append(launches.head_of(turned[:, heads:], new, keys, out is not None, of_keys))
+        written.append(launches.head_of(value, None, values, False, of_values))
+        width = _rotary_width(turned.dtype, [turned, value], halves, [result, keys, values])
         launches.rotary(self._device, written, turned.dtype, halves, rows, len(turned), width, keys.dtype)
         return result
 
@@ -112,7 +108,7 @@ class CudaOps:
             reference.write_kv(cache, rows, new, scales)
             return
         new = _by_token(new)
-        width = launches.width_of(new.dtype, [new.shape[-1], new.stride(0)], [new, cache])
+        width = _rotary_width(new.dtype, [new], None, [cache])
         head = launches.head_of(new, None, cache, False, scales)
         launches.rotary(self._device, [head], new.dtype, None, rows, len(new), width, cache.dtype)
 
@@ -169,7 +165,10 @@ def _tables(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor] | None:
     return cos[:, 0].contiguous(), sin[:, 0].contiguous()
 
 
-def _rotary_width(dtype: torch.dtype, heads: list[Tensor], tables: tuple[Tensor, Tensor], others: list[Tensor]) -> int:
-    half = tables[0].shape[-1] // 2
-    sizes = [half, *(x.shape[-1] for x in heads), *(x.stride(0) for x in heads)]
-    return launches.width_of(dtype, sizes, [*heads, *tables, *others])
+def _rotary_width(
+    dtype: torch.dtype, heads: list[Tensor], tables: tuple[Tensor, Tensor] | None, others: list[Tensor]
+) -> int:
+    sizes = [*(x.shape[-1] for x in heads), *(x.stride(0) for x in heads)]
+    if tables is not None:
+        sizes.append(tables[0].shape[-1] // 2)
+    return launches.width_of(dtype, sizes, [*heads, *(tables or ()), *others])
