@@ -1,4 +1,4 @@
-// What the kernels of paged attention share: their parameters and work, what a form does to a score, and how a softmax ends.
+// What the kernels of paged attention share: their parameters and work, what a form does to a score, how a softmax ends.
 #pragma once
 
 #include "narrow.cuh"

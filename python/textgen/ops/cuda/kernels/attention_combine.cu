@@ -3,8 +3,8 @@
 
 constexpr i32 THREADS = 128;
 
-// Grid: single tokens, then tokens of tiles where those are in parts; heads. A part without positions has a sum of 0, and its
-// values are not read.
+// Grid: single tokens, then tokens of tiles where those are in parts; heads. A part without positions has a sum of 0, and
+// its values are not read.
 KERNEL(attention_combine, Attention, THREADS) {
     const i32 head = blockIdx.y, index = blockIdx.x, other = index - p.singles;
     const bool single = other < 0;
@@ -12,9 +12,8 @@ KERNEL(attention_combine, Attention, THREADS) {
     const i32* work = p.work + 4 * static_cast<i64>(row);
     const i32 splits = single ? p.splits : p.tile_splits;
     if (token >= work[2] || splits == 1) return;  // nobody, or it is there already
-    const i64 first = single ? static_cast<i64>(index) * p.heads * splits
-                             : static_cast<i64>(p.singles) * p.heads * p.splits + static_cast<i64>(other) * p.heads * splits;
-    const i64 part = first + static_cast<i64>(head) * splits;
+    const i64 others = single ? 0 : static_cast<i64>(p.singles) * p.heads * p.splits;
+    const i64 part = others + (static_cast<i64>(single ? index : other) * p.heads + head) * splits;
     const float* state = p.state + part * 2;
     float highest = LOWEST, sum = 0.0f;
     for (i32 split = 0; split < splits; ++split) highest = fmaxf(highest, state[2 * split]);

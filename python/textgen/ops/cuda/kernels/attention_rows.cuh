@@ -5,7 +5,7 @@
 #include "attention.cuh"
 
 constexpr i32 MATRIX = 16;           // rows of a warp
-constexpr i32 STRIDE = DIM + 8;      // of a row of 16-bit numbers in shared memory: eight rows of a matrix lie in different banks
+constexpr i32 STRIDE = DIM + 8;      // of a row of 16-bit numbers in shared memory: eight rows lie in different banks
 constexpr i32 STEPS = DIM / MATRIX;  // of the product over a head's numbers
 constexpr i32 ROW_QUADS = DIM * static_cast<i32>(sizeof(S)) / 16;  // of a position in the cache
 static_assert(DIM % MATRIX == 0, "matrices are 16 wide");
@@ -178,8 +178,8 @@ DEVICE void soften(const float (&highest)[2], float (&scores)[N][4], Running& ru
     }
 }
 
-// A row's result, or a part of it: columns 8i + 2 * (lane % 4) and the next, COLUMNS of them from `column` on. half: which of
-// a lane's two rows; sum: of all its weights.
+// A row's result, or a part of it: columns 8i + 2 * (lane % 4) and the next, COLUMNS of them from `column` on. half: which
+// of a lane's two rows; sum: of all its weights.
 template <i32 COLUMNS>
 DEVICE void store_row(const Attention& p, const Tile& tile, i32 row, i32 half, i32 column, float highest, float sum,
                       const float (&values)[COLUMNS][4]) {
@@ -202,7 +202,9 @@ DEVICE void store_row(const Attention& p, const Tile& tile, i32 row, i32 half, i
     }
     float* out = p.partial + part * VALUE_DIM + at;
 #pragma unroll
-    for (i32 i = 0; i < COLUMNS; ++i) *reinterpret_cast<Pair*>(out + i * 8) = pair_of(values[i][2 * half], values[i][2 * half + 1]);
+    for (i32 i = 0; i < COLUMNS; ++i) {
+        *reinterpret_cast<Pair*>(out + i * 8) = pair_of(values[i][2 * half], values[i][2 * half + 1]);
+    }
 }
 
 // Two tiles of weights, 16 positions, as a left factor.

@@ -44,7 +44,8 @@ DEVICE Parts parts_of(const Head& head) {
 
 // Calls take(column, numbers) with the numbers of a part as they are to be. from: the head.
 template <class Take>
-DEVICE void with_part(const Rotary& p, const Head& head, const Parts& parts, i64 token, const T* from, i32 part, Take take) {
+DEVICE void with_part(const Rotary& p, const Head& head, const Parts& parts, i64 token, const T* from, i32 part,
+                      Take take) {
     constexpr i32 HALF = DIM / 2;
     if (part >= parts.pairs) {
         const i32 column = head.head_dim - (parts.all - part) * WIDTH;
