@@ -114,6 +114,11 @@ def test_processors(text: str, value: tuple[int, ...] | str) -> None:
     assert parse_settings([], {"CPU_BIND": text}).cpu_bind == value
 
 
+@pytest.mark.parametrize("name", ["fp8", "FP8", "fp8_e4m3", "fp8_e4m3fn"])
+def test_types_of_a_cache_have_other_servers_names_too(name: str) -> None:
+    assert parse_settings(["--kv-cache-dtype", name], {}).kv_cache_dtype == "fp8"
+
+
 def test_log_levels_have_one_spelling() -> None:
     assert parse_settings([], {"LOG_LEVEL": "WARNING"}).log_level == "warn"
 
@@ -133,7 +138,7 @@ def test_log_levels_have_one_spelling() -> None:
         (["--quantize", "awq"], ["--quantize 'awq'", "int8, int4", "read without the flag"]),
         (["--quantize", "eetq"], ["--quantize 'eetq'", "use int8"]),
         (["--quantize", "q4"], ["--quantize 'q4'", "int8, int4"]),
-        (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype 'fp8_e5m2'", "auto, int8", "use int8"]),
+        (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype 'fp8_e5m2'", "auto, int8, fp8", "use fp8"]),
         (["--kv-cache-dtype", "int4"], ["--kv-cache-dtype 'int4'", "auto, int8"]),
         (["--cpu-isa", "sse"], ["--cpu-isa 'sse'", "portable, avx2, avx512vnni, avx512, amx"]),
         (["--tls-cert", "c.pem"], ["--tls-cert needs --tls-key"]),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from textgen.shard.graphs import Graphs
 from textgen.shard.protocol import Done, Failed
 from textgen.shard.runner import Runner
 
+from ..models.tiny import make_model
 from ..ops.cuda.conftest import BUILT
 from ..ops.cuda.host_device import COMPILER
 from .conftest import RunnerMaker
@@ -134,6 +136,47 @@ def test_graphs_are_replayed_and_equal_launches(make_runner: RunnerMaker, gpu: S
     gpu.refuses = None
     play(other, script[:7])
     assert gpu.captured == 2 and other.pipeline is not None and other.pipeline.steps.sizes == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(("stored", "dtype"), [("int8", "float32"), ("fp8", "bfloat16")])
+def test_a_cache_of_8_bits_is_followed(
+    make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, stored: str, dtype: str
+) -> None:
+    """Captured or launched, on tensor cores or not; and a processor's likeliest tokens are as likely."""
+    settings: dict[str, Any] = {"kv_cache_dtype": stored, "dtype": dtype}
+    script: list[tuple[str, int, list[int], dict[str, Any]]]
+    script = [("seat", slot, [rng.randrange(100) for _ in range(9)], {}) for slot in range(2)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, **settings), script)
+    assert gpu.captured == 2 and gpu.replayed >= 4
+    assert ("attention_tiles" in gpu.kernels.launches) == (dtype == "bfloat16")
+    gpu.refuses = "not today"
+    assert answers(ours) == answers(play(on_gpu(make_runner, **settings), script))
+    theirs = play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", **settings), script)
+    for one, other in list(zip(ours, theirs, strict=True))[: 3 if dtype == "float32" else 1]:
+        assert isinstance(one, Done) and isinstance(other, Done)
+        ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
+        np.testing.assert_allclose(ones, others, atol=0.1)
+
+
+def test_latent_attention_is_followed(
+    make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, tmp_path: Path
+) -> None:
+    stored = rng.choice(["auto", "int8", "fp8"])
+    sizes = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "num_hidden_layers": 2, "first_k_dense_replace": 2}
+    make_model(tmp_path, "DeepseekV2ForCausalLM", rng.getrandbits(32), vocab_size=101, **sizes)
+    settings: dict[str, Any] = {"model_dir": str(tmp_path), "kv_cache_dtype": stored, "dtype": "bfloat16"}
+    script: list[tuple[str, int, list[int], dict[str, Any]]]
+    script = [("seat", slot, [rng.randrange(100) for _ in range(9)], {}) for slot in range(2)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, **settings), script)
+    assert gpu.captured == 2 and gpu.replayed >= 4 and "attention_latent" in gpu.kernels.launches
+    gpu.refuses = "not today"
+    assert answers(ours) == answers(play(on_gpu(make_runner, **settings), script))
+    (one, *_), (other, *_) = ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", **settings), script)
+    assert isinstance(one, Done) and isinstance(other, Done)
+    ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
+    np.testing.assert_allclose(ones, others, atol=0.1)
 
 
 def launched(runner: Runner, number: int, *segments: Segment, **rest: Any) -> list[Done | Failed]:
@@ -288,6 +331,6 @@ def test_what_no_kernel_takes_is_worked_out_step_by_step(
     script += [("step", 0, [], {})] * 6
     theirs = play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off"), script)
     runner = on_gpu(make_runner)
-    monkeypatch.setattr("textgen.ops.cuda.fixed.FixedAttention._takes", lambda *_: False)
+    monkeypatch.setattr("textgen.ops.cuda.fixed.FixedAttention._kernel", lambda *_: None)
     equal(play(runner, script), theirs)
     assert "each step is worked out" in caplog.text and not gpu.captured
