@@ -113,6 +113,29 @@ def attention(case: Case) -> Error:
     return error(got, expected), WITHIN[dtype]
 
 
+def experts(case: Case) -> Error:
+    """A grouped product of few or many rows, and what makes groups and sums of its rows."""
+    rng, dtype, share = case.rng, case.dtype(), case.rng.choice([1, 2, 8])
+    tokens, groups = rng.choice([1, 4, case.largest // 8, case.largest]), rng.choice([8, 60])
+    inputs, outputs = 8 * rng.randint(1, case.largest // 8), rng.randint(1, case.largest)
+    chosen = torch.stack([torch.randperm(groups, device=case.there)[:share] for _ in range(tokens)])
+    x, biases = case.tensor(tokens, inputs, dtype=dtype), case.tensor(groups, outputs, dtype=dtype)
+    weights = (case.tensor(groups, outputs, inputs) * inputs**-0.5).to(dtype)
+    sources, places, ends = case.ops.group_rows(chosen, groups)
+    same = zip((sources, places, ends), reference.group_rows(chosen, groups), strict=True)
+    wrong = 0.0 if all(torch.equal(ours, theirs) for ours, theirs in same) else float("inf")
+    y = case.ops.grouped_linear(x, weights, ends, biases, sources)
+    exact = torch.cat(
+        [
+            x[rows.long()].double() @ weights[group].double().t() + biases[group].double()
+            for group, rows in enumerate(sources.tensor_split(ends[:-1].cpu().long()))
+        ]
+    )
+    shares = torch.rand(tokens, share, device=case.there)
+    summed = error(case.ops.weighted_sum(y, places, shares), reference.weighted_sum(y, places, shares))
+    return max(wrong, error(y, exact), summed), WITHIN[dtype]
+
+
 def _rows(case: Case, count: int) -> sampling.SamplingRows:
     rng = case.rng
 
@@ -160,6 +183,7 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "rotary": rotate,
     "rotary as a write, copy_rows": write_and_copy,
     "attention_decode, attention_prompt": attention,
+    "group_rows, grouped_linear, weighted_sum": experts,
     "sample": sample,
     "shape": shape_logits,
 }

@@ -1,4 +1,7 @@
-"""A mixture of experts: tokens sorted by expert, then one grouped product for all experts."""
+"""A mixture of experts: tokens sorted by expert, then one grouped product for all experts.
+
+Nothing of it asks the host, and each token's sum has its own order: a step can be captured, and gives the same twice.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +49,12 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden]."""
         weights, chosen = self.router(x)
-        experts, order = chosen.flatten().sort(stable=True)
-        tokens = order // self.spec.router.top_k
-        ends = torch.bincount(experts, minlength=self.spec.count).cumsum(0).to(torch.int32)
-        inner = _plus(self.ops.grouped_linear(x.index_select(0, tokens), self.up, ends), self.up_bias, experts)
-        inner = self.ops.activate_gated(inner, self.spec.activation)
-        y = _plus(self.ops.grouped_linear(inner, self.down, ends), self.down_bias, experts)
-        y.mul_(weights.flatten().index_select(0, order)[:, None].to(y.dtype))
-        out = self.reduce.all_reduce(torch.zeros_like(x).index_add_(0, tokens, y))
+        ops, (sources, places, ends) = self.ops, self.ops.group_rows(chosen, self.spec.count)
+        inner = ops.grouped_linear(x, self.up, ends, self.up_bias, sources)
+        inner = ops.activate_gated(inner, self.spec.activation)
+        y = ops.grouped_linear(inner, self.down, ends, self.down_bias)
+        out = self.reduce.all_reduce(ops.weighted_sum(y, places, weights))
         return out if self.shared is None else out.add_(self.shared(x))
-
-
-def _plus(y: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
-    return y if bias is None else y.add_(bias.index_select(0, experts))
 
 
 def load_experts(context: LoadContext, spec: DecoderSpec, experts: ExpertsSpec, names: LayerNames, ops: Ops) -> Experts:

@@ -70,6 +70,14 @@ class KvScales(NamedTuple):
     values: Tensor
 
 
+class RowGroups(NamedTuple):
+    """Entries sorted by group: a row stands at several places, one for each group that it is in."""
+
+    sources: Tensor  # [rows * share] int32, by place: the row that stands there
+    places: Tensor  # [rows, share] int32, where the row's entries stand
+    ends: Tensor  # [groups] int32, the place each group ends before
+
+
 class Attention(Protocol):
     """One step's attention over one window: built once per step, used by every layer with that window."""
 
@@ -110,7 +118,13 @@ class Ops(Protocol):
 
     def activate_gated(self, gate_up: Tensor, kind: GatedActivation) -> Tensor: ...
 
-    def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor: ...
+    def group_rows(self, chosen: Tensor, groups: int) -> RowGroups: ...
+
+    def grouped_linear(
+        self, x: Tensor, weights: Tensor, ends: Tensor, biases: Tensor | None = None, sources: Tensor | None = None
+    ) -> Tensor: ...
+
+    def weighted_sum(self, y: Tensor, places: Tensor, shares: Tensor) -> Tensor: ...
 
     def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None: ...
 

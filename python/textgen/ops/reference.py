@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from textgen.models.spec import Activation, ClampedSilu, GatedActivation
 from textgen.ops import sampling
-from textgen.ops.interface import Attention, CrossLayout, SegmentLayout
+from textgen.ops.interface import Attention, CrossLayout, RowGroups, SegmentLayout
 from textgen.ops.reference_attention import PagedAttention
 from textgen.ops.reference_cross import CrossAttention
 from textgen.quantization.rows import quantize_rows
@@ -83,13 +83,41 @@ def activate_gated(gate_up: Tensor, kind: GatedActivation) -> Tensor:
     return (gate * torch.sigmoid(gate * kind.alpha)).mul_(up.add_(1))
 
 
-def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Each group of rows times a matrix of its own, as `x @ weight.T`.
+def group_rows(chosen: Tensor, groups: int) -> RowGroups:
+    """Sort the groups [rows, share] int64 that rows are in, stably: within a group rows keep their order."""
+    entries, order = chosen.flatten().sort(stable=True)
+    count = torch.arange(len(order), device=chosen.device)
+    places = torch.empty_like(order).scatter_(0, order, count).view(chosen.shape)
+    ends = torch.searchsorted(entries, torch.arange(groups, device=chosen.device), right=True, out_int32=True)
+    return RowGroups((order // chosen.shape[1]).to(torch.int32), places.to(torch.int32), ends)
 
-    x [rows, in], group after group; weights [groups, out, in]; ends [groups] int32, the row each group ends before.
-    Sizes of rows are multiples of 16 bytes.
+
+def grouped_linear(
+    x: Tensor, weights: Tensor, ends: Tensor, biases: Tensor | None = None, sources: Tensor | None = None
+) -> Tensor:
+    """Each group of rows times a matrix of its own, as `x @ weight.T + bias`.
+
+    x [rows, in], group after group, or with sources [rows] int32 the rows of x that stand there; weights
+    [groups, out, in]; biases [groups, out]; ends [groups] int32, the row each group ends before. Sizes of rows are
+    multiples of 16 bytes.
     """
-    return F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+    x = x if sources is None else x.index_select(0, sources)
+    y: Tensor = F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+    if biases is None:
+        return y
+    group = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
+    return y.add_(biases.index_select(0, group))
+
+
+def weighted_sum(y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
+    """[rows, size]: of each row the sum of rows of y, times their shares; in float32, in the order they are named.
+
+    y [n, size]; places [rows, share] int32, rows of y; shares [rows, share] float32.
+    """
+    total = y.new_zeros(len(places), y.shape[1], dtype=torch.float32)
+    for place, share in zip(places.unbind(1), shares.unbind(1), strict=True):
+        total.addcmul_(y.index_select(0, place).float(), share[:, None])
+    return total.to(y.dtype)
 
 
 def write_kv(cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None:

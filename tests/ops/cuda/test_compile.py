@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from textgen.ops import AttentionForm
-from textgen.ops.cuda import attention
+from textgen.ops.cuda import attention, grouped
 from textgen.ops.cuda.nvrtc import CompileError, Nvrtc, resources_of
 from textgen.ops.cuda.source import Binary, Source
 
@@ -25,6 +25,11 @@ def decode(dtype: torch.dtype, dim: int, group: int, form: AttentionForm = PLAIN
 
 def prompt(dtype: torch.dtype, dim: int, group: int, form: AttentionForm = PLAIN) -> Source:
     return attention.prompt_source(torch.empty(1, group, dim, dtype=dtype), form, 16, group)
+
+
+def tile(shape: grouped.TileShape, dtype: torch.dtype) -> Source:
+    """Whose last stage is not full, for many experts."""
+    return grouped.grouped_source(shape, dtype, 4104, 256)
 
 
 # Source, and the registers that let a multiprocessor hold as many threads as the kernel is made for.
@@ -55,6 +60,17 @@ PROMISES = [
     (prompt(torch.bfloat16, 128, 4), 168),
     (prompt(torch.float16, 80, 1, EVERY), 168),
     (prompt(torch.bfloat16, 256, 2), 255),
+    # Two blocks of 128 threads with 64 by 64 sums for each warp; five with few rows, bound by the memory.
+    (tile(grouped.largest(227 << 10), torch.bfloat16), 255),
+    (tile(grouped.largest(163 << 10), torch.float16), 255),
+    (tile(grouped.largest(99 << 10), torch.bfloat16), 255),
+    (tile(grouped.MIDDLE, torch.bfloat16), 128),
+    (tile(grouped.FLAT, torch.bfloat16), 96),
+    (tile(grouped.NARROW, torch.float16), 96),
+    (tile(grouped.MIDDLE, torch.float32), 128),
+    (tile(grouped.NARROW, torch.float32), 128),
+    (Source.of("group_rows", THREADS=grouped.SORTERS), 64),
+    (Source.of("weighted_sum", T="bf16", WIDTH=8), 64),
 ]
 
 

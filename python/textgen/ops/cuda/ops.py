@@ -11,11 +11,11 @@ from torch import Tensor
 
 from textgen.models.spec import Activation, GatedActivation
 from textgen.ops import reference
-from textgen.ops.cuda import launches
+from textgen.ops.cuda import grouped, launches
 from textgen.ops.cuda.attention import CudaAttention
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.sampling import choose
-from textgen.ops.interface import Attention, CrossLayout, SegmentLayout
+from textgen.ops.interface import Attention, CrossLayout, RowGroups, SegmentLayout
 from textgen.ops.sampling import SamplingRows
 
 
@@ -24,7 +24,6 @@ class CudaOps:
 
     layer_norm = staticmethod(reference.layer_norm)
     rotary_table = staticmethod(reference.rotary_table)
-    grouped_linear = staticmethod(reference.grouped_linear)
 
     def __init__(self, device: Device) -> None:
         self.device = self._device = device
@@ -101,6 +100,23 @@ class CudaOps:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         launches.activate(self._device, _contiguous_rows(gate_up), kind, True, out)
         return out
+
+    def group_rows(self, chosen: Tensor, groups: int) -> RowGroups:
+        if not self._device.holds(chosen) or not chosen.numel() or groups > grouped.MAX_GROUPS:
+            return reference.group_rows(chosen, groups)
+        return grouped.group_rows(self._device, chosen.contiguous(), groups)
+
+    def grouped_linear(
+        self, x: Tensor, weights: Tensor, ends: Tensor, biases: Tensor | None = None, sources: Tensor | None = None
+    ) -> Tensor:
+        if not grouped.takes(self._device, x, weights):
+            return reference.grouped_linear(x, weights, ends, biases, sources)
+        return grouped.multiply(self._device, x, weights, ends, biases, sources)
+
+    def weighted_sum(self, y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
+        if not self._takes(y) or not y.is_contiguous() or not places.numel():
+            return reference.weighted_sum(y, places, shares)
+        return grouped.weighted_sum(self._device, y, places.contiguous(), shares.contiguous())
 
     def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None:
         if not self._takes(new) or cache.dtype != new.dtype or not cache.is_contiguous():

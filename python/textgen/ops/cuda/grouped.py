@@ -1,0 +1,174 @@
+"""Products of groups of rows, each with a matrix of its own, by `grouped_linear.cu`: which tile a product gets.
+
+The bits of a row's result do not depend on the tile: it may be chosen by how many rows and groups there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from textgen.ops.cuda.device import Device
+from textgen.ops.cuda.launches import DTYPES, width_of
+from textgen.ops.cuda.source import Source
+from textgen.ops.cuda.structures import GroupedLinear, GroupRows, WeightedSum
+from textgen.ops.interface import RowGroups
+
+LANES = 32
+SORTERS, SUMMERS = 512, 128  # threads
+MAX_GROUPS = LANES * 32
+FEW, SOME = 16, 64  # rows of a group: tiles have as many
+ROOMY, WIDE = 200 << 10, 160 << 10  # shared memory of a block on the largest GPUs, and on others for computing
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """The constants of `grouped_linear.cuh`. depth is in bytes."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    down: int
+    across: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.down * self.across
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * (self.rows + self.columns) * self.depth
+
+
+NARROW = TileShape(FEW, 32, 128, 5, 1, 2)
+FLAT = TileShape(FEW, 64, 128, 4, 1, 4)
+MIDDLE = TileShape(SOME, 64, 128, 3, 2, 2)
+
+
+def largest(shared_bytes: int) -> TileShape:
+    """64 by 64 for each warp; two blocks have room on a multiprocessor whose blocks may have so much shared memory."""
+    depth, stages = (128, 3) if shared_bytes >= ROOMY else (64, 4) if shared_bytes >= WIDE else (64, 3)
+    return TileShape(128, 128, depth, stages, 2, 2)
+
+
+def row_tiles(rows: int, groups: int, size: int) -> int:
+    """The most tiles of `size` rows that so many rows make in so many groups."""
+    used = min(rows, groups)
+    return (rows - used) // size + used
+
+
+def choose_shape(device: Device, dtype: torch.dtype, rows: int, groups: int, outputs: int) -> TileShape:
+    """As high as groups are if they share the rows evenly, and so large that all multiprocessors have work."""
+
+    def blocks(shape: TileShape) -> int:
+        return row_tiles(rows, groups, shape.rows) * -(-outputs // shape.columns)
+
+    share = -(-rows // min(rows, groups))
+    if share <= FEW:
+        return FLAT if blocks(FLAT) >= 2 * device.processors else NARROW
+    large = largest(device.shared_bytes)
+    if share <= SOME or dtype == torch.float32 or blocks(large) < device.processors:
+        return MIDDLE
+    return large
+
+
+def grouped_source(shape: TileShape, dtype: torch.dtype, inputs: int, groups: int) -> Source:
+    depth = shape.depth // dtype.itemsize
+    return Source.of(
+        "grouped_linear", T=DTYPES[dtype], MATRICES=int(dtype != torch.float32), ROWS=shape.rows,
+        COLUMNS=shape.columns, DEPTH=depth, STAGES=shape.stages, DOWN=shape.down, ACROSS=shape.across,
+        TAIL=int(inputs % depth != 0), SEARCHED=-(-groups // LANES),
+    )  # fmt: skip
+
+
+def takes(device: Device, x: Tensor, weights: Tensor) -> bool:
+    """Whether the kernel multiplies them: x [rows, inputs], weights [..., inputs]."""
+    return (
+        x.dtype in DTYPES
+        and x.dtype == weights.dtype
+        and x.numel() > 0
+        and weights.numel() > 0
+        and all(device.holds(tensor) and tensor.data_ptr() % 16 == 0 for tensor in (x, weights))
+        and weights.is_contiguous()
+        and x.stride(1) == 1
+        and all(size * x.element_size() % 16 == 0 for size in (x.shape[1], x.stride(0)))
+        and (weights.dim() == 2 or len(weights) <= MAX_GROUPS)
+    )
+
+
+def multiply(
+    device: Device, x: Tensor, weights: Tensor, ends: Tensor | None, biases: Tensor | None, sources: Tensor | None
+) -> Tensor:
+    """`Ops.grouped_linear`, of what `takes`; ends None: weights [outputs, inputs] of all rows, biases [outputs]."""
+    groups = 1 if ends is None else len(weights)
+    outputs, inputs = weights.shape[-2:]
+    rows = len(x) if sources is None else len(sources)
+    out = x.new_empty(rows, outputs)
+    if not rows:
+        return out
+    shape = choose_shape(device, x.dtype, rows, groups, outputs)
+    tiles = row_tiles(rows, groups, shape.rows)
+    across = -(-outputs // shape.columns)
+    params = GroupedLinear(
+        x=x.data_ptr(),
+        weights=weights.data_ptr(),
+        biases=_address(biases),
+        out=out.data_ptr(),
+        ends=_address(ends),
+        sources=_address(sources),
+        x_stride=x.stride(0),
+        rows=rows,
+        inputs=inputs,
+        outputs=outputs,
+        groups=groups,
+        row_tiles=tiles,
+        column_tiles=across,
+    )
+    kernel = device.kernel(grouped_source(shape, x.dtype, inputs, groups))
+    kernel((tiles * across, 1, 1), shape.threads, params, shape.shared_bytes)
+    return out
+
+
+def group_rows(device: Device, chosen: Tensor, groups: int) -> RowGroups:
+    """`Ops.group_rows`, of up to `MAX_GROUPS`."""
+    places = torch.empty(chosen.shape, dtype=torch.int32, device=chosen.device)
+    sources, ends = (places.new_empty(size) for size in (chosen.numel(), groups))
+    params = GroupRows(
+        chosen=chosen.data_ptr(),
+        sources=sources.data_ptr(),
+        places=places.data_ptr(),
+        ends=ends.data_ptr(),
+        entries=chosen.numel(),
+        share=chosen.shape[1],
+        groups=groups,
+    )
+    threads = SORTERS if chosen.numel() > SORTERS else SORTERS // 4
+    kernel = device.kernel(Source.of("group_rows", THREADS=threads))
+    kernel((1, 1, 1), threads, params, (threads // 32 + 1) * groups * 4)
+    return RowGroups(sources, places, ends)
+
+
+def weighted_sum(device: Device, y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
+    """`Ops.weighted_sum`, of contiguous tensors."""
+    rows, share = places.shape
+    size = y.shape[1]
+    out = y.new_empty(rows, size)
+    width = width_of(y.dtype, [size], [y, out])
+    params = WeightedSum(
+        y=y.data_ptr(),
+        places=places.data_ptr(),
+        shares=shares.data_ptr(),
+        out=out.data_ptr(),
+        size=size,
+        share=share,
+    )
+    kernel = device.kernel(Source.of("weighted_sum", T=DTYPES[y.dtype], WIDTH=width))
+    kernel((rows, -(-size // (SUMMERS * width)), 1), SUMMERS, params)
+    return out
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
