@@ -15,6 +15,7 @@ from tests.seeds import fresh_seed
 from textgen.ops.cuda.ops import CudaOps
 from textgen.ops.transfer import upload
 from textgen.shard import graphs
+from textgen.shard.assembly import chunk_of
 from textgen.shard.runner import Runner
 from textgen.shard.settings import ShardSettings
 from textgen.shard.start import build_runner
@@ -48,7 +49,11 @@ def gpu(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """What `--device cuda` opens."""
     kernels = StandInKernels(rng.getrandbits(64), BUILT)
     accelerator = StandIn(kernels, rng)
-    monkeypatch.setattr("textgen.shard.start.open_accelerator", lambda *_: (accelerator, CudaOps(kernels)))
+
+    def opened(settings: ShardSettings, _: object) -> tuple[StandIn, CudaOps]:
+        return accelerator, CudaOps(kernels, chunk_of(settings))
+
+    monkeypatch.setattr("textgen.shard.start.open_accelerator", opened)
     monkeypatch.setattr(graphs, "SPACING", 1)
 
     def checked(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,10 +26,11 @@ class Shared:
 
     mlp: Mlp
     switch: Tensor | None
+    ops: Ops
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self.mlp(x)
-        return y if self.switch is None else y.mul_(torch.sigmoid(x @ self.switch.t()))
+        return y if self.switch is None else y.mul_(torch.sigmoid(self.ops.linear(x, self.switch, None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def load_experts(context: LoadContext, spec: DecoderSpec, experts: ExpertsSpec, 
     up_bias, down_bias = load_expert_biases(context, spec.hidden_size, experts, names)
     return Experts(
         spec=experts,
-        router=load_router(context, spec, experts, names),
+        router=load_router(context, spec, experts, names, ops),
         up=up,
         down=down,
         up_bias=up_bias,
@@ -80,4 +81,4 @@ def _load_shared(
         return None
     mlp = load_mlp(context, spec, experts.shared, names.shared, ops)
     part = Part(f"{names.shared_switch}.weight", (1, spec.hidden_size))
-    return Shared(mlp, context.tensor(part) if experts.shared_switch else None)
+    return Shared(mlp, context.tensor(part) if experts.shared_switch else None, ops)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from textgen.layers.weight import LoadContext, Part
+from textgen.layers.weight import LoadContext, Part, Product
 from textgen.models.names import LayerNames
 from textgen.models.spec import DecoderSpec, ExpertsSpec, RouterSpec
+from textgen.ops import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,12 @@ class Router:
     weight: Tensor  # [experts, hidden]
     bias: Tensor | None
     correction: Tensor | None  # [experts] float32
+    product: Product = F.linear
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights, float32, and experts, int64, of each token, both [tokens, top_k]."""
         spec = self.spec
-        scores = F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
+        scores = self.product(x.to(self.weight.dtype), self.weight, self.bias).float()
         if spec.score != "chosen":
             scores = scores.softmax(dim=-1) if spec.score == "softmax" else scores.sigmoid()
         wished = scores if self.correction is None else scores + self.correction
@@ -49,7 +51,7 @@ def _within_best_groups(scores: Tensor, spec: RouterSpec) -> Tensor:
     return grouped.masked_fill(outside[:, :, None], -torch.inf).view(scores.shape)
 
 
-def load_router(context: LoadContext, spec: DecoderSpec, experts: ExpertsSpec, names: LayerNames) -> Router:
+def load_router(context: LoadContext, spec: DecoderSpec, experts: ExpertsSpec, names: LayerNames, ops: Ops) -> Router:
     router, count = experts.router, experts.count
     own = context.float32 if router.float32 else context
     correction = context.float32.tensor(Part(names.router_correction, (count,))) if router.correction else None
@@ -58,4 +60,5 @@ def load_router(context: LoadContext, spec: DecoderSpec, experts: ExpertsSpec, n
         weight=own.tensor(Part(f"{names.router}.weight", (count, spec.hidden_size))),
         bias=own.tensor(Part(f"{names.router}.bias", (count,))) if router.bias else None,
         correction=correction,
+        product=ops.linear,
     )

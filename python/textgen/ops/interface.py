@@ -24,6 +24,7 @@ class SegmentLayout:
     lengths: Ints  # [n] tokens, at least 1
     tables: NDArray[np.int32]  # [n, blocks] block table rows; entries after the sequence's end mean nothing
     block_size: int
+    drawn: NDArray[np.bool_] | None = None  # [n] whether its one token was drawn in a step before; None: nobody knows
 
     @property
     def ends(self) -> Ints:
@@ -117,6 +118,8 @@ class Ops(Protocol):
     def activate(self, x: Tensor, kind: Activation) -> Tensor: ...
 
     def activate_gated(self, gate_up: Tensor, kind: GatedActivation) -> Tensor: ...
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
     def group_rows(self, chosen: Tensor, groups: int) -> RowGroups: ...
 

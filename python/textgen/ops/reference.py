@@ -83,6 +83,11 @@ def activate_gated(gate_up: Tensor, kind: GatedActivation) -> Tensor:
     return (gate * torch.sigmoid(gate * kind.alpha)).mul_(up.add_(1))
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias. x [..., in], weight [out, in], bias [out]; returns [..., out]."""
+    return F.linear(x, weight, bias)
+
+
 def group_rows(chosen: Tensor, groups: int) -> RowGroups:
     """Sort the groups [rows, share] int64 that rows are in, stably: within a group rows keep their order."""
     entries, order = chosen.flatten().sort(stable=True)

@@ -32,8 +32,11 @@ WAVES = 4  # blocks for each multiprocessor, before a context is cut no further
 class CudaAttention:
     """See `Attention`. `window` counts the tokens a token sees, itself included."""
 
-    def __init__(self, device: Device, layout: SegmentLayout, window: int | None, like: Tensor) -> None:
-        self.layout, self.window, self._device, self._like = layout, window, device, like
+    def __init__(
+        self, device: Device, layout: SegmentLayout, window: int | None, like: Tensor, chunk: int | None = None
+    ) -> None:
+        """chunk: contexts are cut into parts of so many positions, whatever else is in the step; None: as suits it."""
+        self.layout, self.window, self._device, self._like, self._chunk = layout, window, device, like, chunk
         self._work: dict[int, Tensor] = {}  # by how many tokens: those of short segments, or all
         self._tile_work: dict[int, Tensor] = {}  # by the tokens of a tile
 
@@ -122,6 +125,8 @@ class CudaAttention:
     def _splits(self, blocks: int) -> tuple[int, int]:
         """Into how many parts the contexts are cut, and how many positions a part has, if there are so many blocks."""
         longest = self._longest
+        if self._chunk is not None:  # parts that a context has not add nothing
+            return -(-longest // self._chunk), self._chunk
         wanted = -(-self._device.processors * WAVES // blocks)
         splits = max(min(wanted, MAX_SPLITS, -(-longest // MIN_CHUNK)), 1)
         chunk = -(-longest // (splits * CHUNK_STEP)) * CHUNK_STEP
@@ -139,7 +144,16 @@ class CudaAttention:
     @cached_property
     def _single(self) -> Ints:
         """Tokens of segments that are too short for tiles."""
-        return np.flatnonzero(self.layout.lengths[self._segments] < MIN_PROMPT)
+        return np.flatnonzero(self._alone[self._segments])
+
+    @cached_property
+    def _alone(self) -> NDArray[np.bool_]:
+        """[segments] whether tiles are not for them: the short ones, or, where bits must not depend on how prompts are
+        cut, those that are no prompt."""
+        layout = self.layout
+        if self._chunk is None:
+            return layout.lengths < MIN_PROMPT
+        return layout.lengths == 1 if layout.drawn is None else layout.drawn
 
     @cached_property
     def _segments(self) -> Ints:
@@ -162,7 +176,7 @@ class CudaAttention:
         the longest contexts first, lest one is left over at the end."""
         if size not in self._tile_work:
             layout, tiles = self.layout, []
-            for segment in np.flatnonzero(layout.lengths >= MIN_PROMPT):
+            for segment in np.flatnonzero(~self._alone):
                 begins = np.arange(0, layout.lengths[segment], size)
                 counts = np.minimum(layout.lengths[segment] - begins, size)
                 first = np.full_like(begins, segment)
@@ -181,6 +195,11 @@ class CudaAttention:
 
     def _to_device(self, values: NDArray[np.int32]) -> Tensor:
         return upload(values, self._like.device)
+
+
+def fixed_chunk(max_context: int) -> int:
+    """Positions of a part where only the longest context that is served decides."""
+    return max(MIN_CHUNK, -(-max_context // (MAX_SPLITS * CHUNK_STEP)) * CHUNK_STEP)
 
 
 def decode_source(query: Tensor, form: AttentionForm, block_size: int, group: int) -> Source:

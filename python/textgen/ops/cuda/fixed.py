@@ -28,6 +28,7 @@ class FixedTokens:
     work: Tensor  # [tokens, 3] int32: the token, its row of the tables, its position
     longest: int  # positions that a context has at most
     block_size: int
+    chunk: int | None = None  # see `CudaAttention`
 
 
 class FixedAttention(CudaAttention):
@@ -36,7 +37,7 @@ class FixedAttention(CudaAttention):
     def __init__(self, device: Device, fixed: FixedTokens, window: int | None, like: Tensor) -> None:
         nothing = np.zeros(0, np.int64)
         layout = SegmentLayout(nothing, nothing, nothing, np.zeros((0, 0), np.int32), fixed.block_size)
-        super().__init__(device, layout, window, like)
+        super().__init__(device, layout, window, like, fixed.chunk)
         self._fixed = fixed
         self._longest = fixed.longest if window is None else min(fixed.longest, window)
         self._tables = fixed.tables

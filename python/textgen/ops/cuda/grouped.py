@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.launches import DTYPES, width_of
@@ -130,6 +131,21 @@ def multiply(
     kernel = device.kernel(grouped_source(shape, x.dtype, inputs, groups))
     kernel((tiles * across, 1, 1), shape.threads, params, shape.shared_bytes)
     return out
+
+
+def fixed_linear(device: Device, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`Ops.linear` in one order: a row's result has the same bits whatever rows are beside it. x [rows, inputs]."""
+    beyond = -x.shape[1] % (16 // x.element_size())
+    if beyond:
+        x, weight = pad(x, (0, beyond)), pad(weight, (0, beyond))  # zeros add nothing
+    x, weight = _aligned(x), _aligned(weight)
+    return multiply(device, x, weight, None, bias, None)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Itself where the kernel takes it, else a copy."""
+    fits = tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+    return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def group_rows(device: Device, chosen: Tensor, groups: int) -> RowGroups:

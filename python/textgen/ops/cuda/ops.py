@@ -25,8 +25,11 @@ class CudaOps:
     layer_norm = staticmethod(reference.layer_norm)
     rotary_table = staticmethod(reference.rotary_table)
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, chunk: int | None = None) -> None:
+        """chunk: what a row gives is to have the same bits in every batch, and contexts are cut into parts of so many
+        positions (`fixed_chunk`)."""
         self.device = self._device = device
+        self._chunk = chunk
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         if self._takes(x) and _is_weight(weight, x):
@@ -101,6 +104,12 @@ class CudaOps:
         launches.activate(self._device, _contiguous_rows(gate_up), kind, True, out)
         return out
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self._chunk is None or not x.numel():
+            return reference.linear(x, weight, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        return grouped.fixed_linear(self._device, rows, weight, bias).view(*x.shape[:-1], -1)
+
     def group_rows(self, chosen: Tensor, groups: int) -> RowGroups:
         if not self._device.holds(chosen) or not chosen.numel() or groups > grouped.MAX_GROUPS:
             return reference.group_rows(chosen, groups)
@@ -136,7 +145,7 @@ class CudaOps:
         launches.copy_rows(self._device, held, cache, None, targets, len(sources))
 
     def attention(self, layout: SegmentLayout, window: int | None, like: Tensor) -> Attention:
-        return CudaAttention(self._device, layout, window, like)
+        return CudaAttention(self._device, layout, window, like, self._chunk)
 
     def cross_attention(self, layout: CrossLayout, like: Tensor) -> Attention:
         return reference.cross_attention(layout, like)
