@@ -136,6 +136,38 @@ def experts(case: Case) -> Error:
     return max(wrong, error(y, exact), summed), WITHIN[dtype]
 
 
+def same_bits(case: Case) -> Error:
+    """In one order: rows of products alone and beside others, in tiles of other shapes; and tokens beside others, in
+    prompts that are cut elsewhere."""
+    rng, dtype, fixed = case.rng, case.dtype(), CudaOps(case.kernels, 256)
+    rows, inputs, outputs = rng.choice([40, case.largest]), 8 * rng.randint(1, case.largest // 8), rng.randint(1, 300)
+    x, weight = case.tensor(rows, inputs, dtype=dtype), case.tensor(outputs, inputs, dtype=dtype)
+    whole, at = fixed.linear(x, weight, None), rng.randrange(rows)
+    good = all(
+        torch.equal(fixed.linear(x[at : at + count], weight, None), whole[at : at + count]) for count in (1, 20, 100)
+    )
+    length, dim = rng.randint(9, case.largest), 64
+    pages = -(-length // BLOCK)
+    keys, values = (case.tensor(2 * pages, BLOCK, 2, dim, dtype=dtype) for _ in range(2))
+    query = case.tensor(length, 8, dim, dtype=dtype)
+    tables = np.arange(2 * pages, dtype=np.int32).reshape(2, pages)
+
+    def attended(*parts: tuple[int, int]) -> Tensor:
+        """The tokens of the sequence from one to before another; of the second part, of another sequence."""
+        starts, ends = np.array(parts).T
+        lengths, drawn = ends - starts, ends - starts == 1
+        layout = SegmentLayout(np.cumsum(lengths) - lengths, starts, lengths, tables[: len(parts)], BLOCK, drawn)
+        asked = torch.cat([query[start:end] for start, end in parts])
+        form, new = AttentionForm(dim**-0.5), asked[:, :2]
+        return fixed.attention(layout, None, keys)(asked, new, new, keys, values, form)
+
+    prompt, cut = attended((0, length)), rng.randint(0, length - 2)
+    good &= torch.equal(attended((cut, length), (0, length))[: length - cut], prompt[cut:])
+    single = attended((cut, cut + 1))
+    good &= torch.equal(attended((cut, cut + 1), (length - 1, length))[:1], single)
+    return 0.0 if good else float("inf"), 0.0
+
+
 def _rows(case: Case, count: int) -> sampling.SamplingRows:
     rng = case.rng
 
@@ -184,6 +216,7 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "rotary as a write, copy_rows": write_and_copy,
     "attention_decode, attention_prompt": attention,
     "group_rows, grouped_linear, weighted_sum": experts,
+    "grouped_linear, attention in one order": same_bits,
     "sample": sample,
     "shape": shape_logits,
 }

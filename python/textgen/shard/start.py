@@ -135,6 +135,8 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
 
         check_settings(settings)
         form = DenseFormat(ops.linear)
+    elif settings.deterministic:
+        log.warning("--deterministic changes nothing on a processor")
     kept = _cache(settings, folder)
     if kept is not None:
         form = CachedFormat(form or StoredFormat(), kept)
