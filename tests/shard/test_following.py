@@ -120,7 +120,7 @@ def test_a_mixture_of_experts_is_captured(
     script += [("step", 0, [], {})] * 6
     ours = play(on_gpu(make_runner, model_dir=str(tmp_path)), script)
     assert gpu.captured == 2 and gpu.replayed >= 6
-    assert {"group_rows", "grouped_linear", "weighted_sum"} <= set(gpu.kernels.launches)
+    assert {"route", "group_rows", "grouped_linear", "weighted_sum"} <= set(gpu.kernels.launches)
     equal(ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", model_dir=str(tmp_path)), script))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from textgen.models.spec import GatedActivation
+from textgen.models.spec import GatedActivation, RouterSpec
 from textgen.ops import AttentionForm, SegmentLayout, reference, sampling
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.ops import CudaOps
@@ -114,11 +114,13 @@ def attention(case: Case) -> Error:
 
 
 def experts(case: Case) -> Error:
-    """A grouped product of few or many rows, and what makes groups and sums of its rows."""
+    """A choice of experts, a grouped product of few or many rows, and what makes groups and sums of its rows."""
     rng, dtype, share = case.rng, case.dtype(), case.rng.choice([1, 2, 8])
     tokens, groups = rng.choice([1, 4, case.largest // 8, case.largest]), rng.choice([8, 60])
     inputs, outputs = 8 * rng.randint(1, case.largest // 8), rng.randint(1, case.largest)
-    chosen = torch.stack([torch.randperm(groups, device=case.there)[:share] for _ in range(tokens)])
+    scores, spec = case.tensor(tokens, groups), RouterSpec(top_k=share, normalize=True)
+    shares, chosen = case.ops.route(scores, spec, None)
+    of_shares = error(shares, reference.route(scores, spec, None)[0])
     x, biases = case.tensor(tokens, inputs, dtype=dtype), case.tensor(groups, outputs, dtype=dtype)
     weights = (case.tensor(groups, outputs, inputs) * inputs**-0.5).to(dtype)
     sources, places, ends = case.ops.group_rows(chosen, groups)
@@ -131,9 +133,8 @@ def experts(case: Case) -> Error:
             for group, rows in enumerate(sources.tensor_split(ends[:-1].cpu().long()))
         ]
     )
-    shares = torch.rand(tokens, share, device=case.there)
     summed = error(case.ops.weighted_sum(y, places, shares), reference.weighted_sum(y, places, shares))
-    return max(wrong, error(y, exact), summed), WITHIN[dtype]
+    return max(wrong, of_shares, error(y, exact), summed), WITHIN[dtype]
 
 
 def same_bits(case: Case) -> Error:
@@ -215,7 +216,7 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "rotary": rotate,
     "rotary as a write, copy_rows": write_and_copy,
     "attention_decode, attention_prompt": attention,
-    "group_rows, grouped_linear, weighted_sum": experts,
+    "route, group_rows, grouped_linear, weighted_sum": experts,
     "grouped_linear, attention in one order": same_bits,
     "sample": sample,
     "shape": shape_logits,

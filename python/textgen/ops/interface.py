@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from textgen.models.spec import Activation, GatedActivation
+from textgen.models.spec import Activation, GatedActivation, RouterSpec
 from textgen.ops.sampling import SamplingRows
 
 Ints = NDArray[np.int64]
@@ -120,6 +120,8 @@ class Ops(Protocol):
     def activate_gated(self, gate_up: Tensor, kind: GatedActivation) -> Tensor: ...
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def route(self, scores: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]: ...
 
     def group_rows(self, chosen: Tensor, groups: int) -> RowGroups: ...
 

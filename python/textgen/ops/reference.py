@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from textgen.models.spec import Activation, ClampedSilu, GatedActivation
+from textgen.models.spec import Activation, ClampedSilu, GatedActivation, RouterSpec
 from textgen.ops import sampling
 from textgen.ops.interface import Attention, CrossLayout, RowGroups, SegmentLayout
 from textgen.ops.reference_attention import PagedAttention
@@ -86,6 +86,35 @@ def activate_gated(gate_up: Tensor, kind: GatedActivation) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias. x [..., in], weight [out, in], bias [out]; returns [..., out]."""
     return F.linear(x, weight, bias)
+
+
+def route(scores: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Shares, float32, and experts, int64, of each token, both [tokens, top_k], the best first.
+
+    scores [tokens, experts], as the router's linear layer gives them; correction [experts] float32.
+    """
+    scores = scores.float()
+    if spec.score != "chosen":
+        scores = scores.softmax(dim=-1) if spec.score == "softmax" else scores.sigmoid()
+    wished = scores if correction is None else scores + correction
+    if spec.groups > 1:
+        wished = within_best_groups(wished, spec)
+    experts = wished.topk(spec.top_k, dim=-1).indices
+    shares = scores.gather(1, experts)
+    if spec.score == "chosen":
+        shares = shares.softmax(dim=-1)
+    if spec.normalize:
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + 1e-20)
+    return shares * spec.scale, experts
+
+
+def within_best_groups(scores: Tensor, spec: RouterSpec) -> Tensor:
+    """The scores, but those of experts outside the best groups are out of reach."""
+    grouped = scores.view(len(scores), spec.groups, -1)
+    best = grouped.topk(1 if spec.group_score == "best" else 2, dim=-1).values.sum(dim=-1)
+    chosen = best.topk(spec.top_groups, dim=-1).indices
+    outside = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
+    return grouped.masked_fill(outside[:, :, None], -torch.inf).view(scores.shape)
 
 
 def group_rows(chosen: Tensor, groups: int) -> RowGroups:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from textgen.models.spec import RouterSpec
 from textgen.ops import AttentionForm
-from textgen.ops.cuda import attention, grouped
+from textgen.ops.cuda import attention, experts, grouped
 from textgen.ops.cuda.nvrtc import CompileError, Nvrtc, resources_of
 from textgen.ops.cuda.source import Binary, Source
 
@@ -69,7 +70,9 @@ PROMISES = [
     (tile(grouped.NARROW, torch.float16), 96),
     (tile(grouped.MIDDLE, torch.float32), 128),
     (tile(grouped.NARROW, torch.float32), 128),
-    (Source.of("group_rows", THREADS=grouped.SORTERS), 64),
+    (experts.route_source(torch.float32, 256, RouterSpec(top_k=8, score="sigmoid")), 64),
+    (experts.route_source(torch.bfloat16, 1024, RouterSpec(top_k=8, score="chosen")), 168),
+    (Source.of("group_rows", THREADS=experts.SORTERS), 64),
     (Source.of("weighted_sum", T="bf16", WIDTH=8), 64),
 ]
 

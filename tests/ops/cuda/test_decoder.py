@@ -58,5 +58,5 @@ def test_logits_equal_transformers(
         torch.testing.assert_close(torch.cat(sequence.logits), expected, rtol=2e-4, atol=2e-4)
     kernels = {"attention_decode", "activate", "rotary"}
     if model.spec.layers[0].mlp.__class__ is ExpertsSpec:
-        kernels |= {"group_rows", "grouped_linear", "weighted_sum"}
+        kernels |= {"route", "group_rows", "grouped_linear", "weighted_sum"}
     assert kernels <= set(device.launches)

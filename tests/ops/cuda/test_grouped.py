@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from textgen.ops import reference
 from textgen.ops.cuda import grouped
 from textgen.ops.cuda.launches import DTYPES
 from textgen.ops.cuda.ops import CudaOps
@@ -117,32 +116,6 @@ def test_the_grid_has_room_for_every_division(rng: random.Random, size: int) -> 
         tiles = sum(-(-count // size) for count in sizes_of(rng, groups, rows))
         assert tiles <= grouped.row_tiles(rows, groups, size)
     assert grouped.row_tiles(2 + 6 * 16, 8, 16) == 8 + 5, "no more than can be"
-
-
-@pytest.mark.parametrize("rows", [1, 5, 600])
-def test_rows_are_sorted_by_group(rng: random.Random, device: HostDevice, ops: CudaOps, rows: int) -> None:
-    """Stably, as the reference does, and as Python's own sort."""
-    groups, share = rng.choice([1, 7, 33, 300]), rng.randint(1, 6)
-    chosen = torch.randint(0, rng.randint(1, groups), (rows, share))
-    for sorted_rows in (ops.group_rows(guarded(chosen), groups), reference.group_rows(chosen, groups)):
-        entries = sorted(range(rows * share), key=lambda entry: chosen.flatten()[entry])
-        assert sorted_rows.sources.tolist() == [entry // share for entry in entries]
-        assert sorted_rows.places.flatten()[entries].tolist() == list(range(rows * share))
-        counts = torch.bincount(chosen.flatten(), minlength=groups)
-        assert torch.equal(sorted_rows.ends, counts.cumsum(0).to(torch.int32))
-        assert {part.dtype for part in sorted_rows} == {torch.int32}
-    assert device.launches == ["group_rows"]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sums_of_rows(rng: random.Random, device: HostDevice, ops: CudaOps, dtype: torch.dtype) -> None:
-    rows, share, size = rng.randint(1, 9), rng.randint(1, 9), rng.choice([7, 64, 1200])
-    y, shares = guarded(torch.randn(20, size).to(dtype)), guarded(torch.rand(rows, share))
-    places = guarded(torch.randint(0, 20, (rows, share), dtype=torch.int32))
-    exact = (y.double()[places.long()] * shares.double()[:, :, None]).sum(dim=1)
-    assert_near(ops.weighted_sum(y, places, shares), exact)
-    assert_near(reference.weighted_sum(y, places, shares), exact)
-    assert device.launches == ["weighted_sum"]
 
 
 def test_what_the_kernel_does_not_take_is_the_references(device: HostDevice, ops: CudaOps) -> None:

@@ -12,13 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from textgen.ops.cuda.device import Device
-from textgen.ops.cuda.launches import DTYPES, width_of
+from textgen.ops.cuda.launches import DTYPES
 from textgen.ops.cuda.source import Source
-from textgen.ops.cuda.structures import GroupedLinear, GroupRows, WeightedSum
-from textgen.ops.interface import RowGroups
+from textgen.ops.cuda.structures import GroupedLinear
 
 LANES = 32
-SORTERS, SUMMERS = 512, 128  # threads
 MAX_GROUPS = LANES * 32
 FEW, SOME = 16, 64  # rows of a group: tiles have as many
 ROOMY, WIDE = 200 << 10, 160 << 10  # shared memory of a block on the largest GPUs, and on others for computing
@@ -146,44 +144,6 @@ def _aligned(tensor: Tensor) -> Tensor:
     """Itself where the kernel takes it, else a copy."""
     fits = tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
     return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
-
-
-def group_rows(device: Device, chosen: Tensor, groups: int) -> RowGroups:
-    """`Ops.group_rows`, of up to `MAX_GROUPS`."""
-    places = torch.empty(chosen.shape, dtype=torch.int32, device=chosen.device)
-    sources, ends = (places.new_empty(size) for size in (chosen.numel(), groups))
-    params = GroupRows(
-        chosen=chosen.data_ptr(),
-        sources=sources.data_ptr(),
-        places=places.data_ptr(),
-        ends=ends.data_ptr(),
-        entries=chosen.numel(),
-        share=chosen.shape[1],
-        groups=groups,
-    )
-    threads = SORTERS if chosen.numel() > SORTERS else SORTERS // 4
-    kernel = device.kernel(Source.of("group_rows", THREADS=threads))
-    kernel((1, 1, 1), threads, params, (threads // 32 + 1) * groups * 4)
-    return RowGroups(sources, places, ends)
-
-
-def weighted_sum(device: Device, y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
-    """`Ops.weighted_sum`, of contiguous tensors."""
-    rows, share = places.shape
-    size = y.shape[1]
-    out = y.new_empty(rows, size)
-    width = width_of(y.dtype, [size], [y, out])
-    params = WeightedSum(
-        y=y.data_ptr(),
-        places=places.data_ptr(),
-        shares=shares.data_ptr(),
-        out=out.data_ptr(),
-        size=size,
-        share=share,
-    )
-    kernel = device.kernel(Source.of("weighted_sum", T=DTYPES[y.dtype], WIDTH=width))
-    kernel((rows, -(-size // (SUMMERS * width)), 1), SUMMERS, params)
-    return out
 
 
 def _address(tensor: Tensor | None) -> int | None:

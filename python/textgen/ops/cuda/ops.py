@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from textgen.models.spec import Activation, GatedActivation
+from textgen.models.spec import Activation, GatedActivation, RouterSpec
 from textgen.ops import reference
-from textgen.ops.cuda import grouped, launches
+from textgen.ops.cuda import experts, grouped, launches
 from textgen.ops.cuda.attention import CudaAttention
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.sampling import choose
@@ -110,10 +110,15 @@ class CudaOps:
         rows = x.reshape(-1, x.shape[-1])
         return grouped.fixed_linear(self._device, rows, weight, bias).view(*x.shape[:-1], -1)
 
+    def route(self, scores: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not self._takes(scores) or not experts.takes(scores, spec):
+            return reference.route(scores, spec, correction)
+        return experts.route(self._device, scores.contiguous(), spec, correction)
+
     def group_rows(self, chosen: Tensor, groups: int) -> RowGroups:
-        if not self._device.holds(chosen) or not chosen.numel() or groups > grouped.MAX_GROUPS:
+        if not self._device.holds(chosen) or not chosen.numel() or groups > experts.MOST:
             return reference.group_rows(chosen, groups)
-        return grouped.group_rows(self._device, chosen.contiguous(), groups)
+        return experts.group_rows(self._device, chosen.contiguous(), groups)
 
     def grouped_linear(
         self, x: Tensor, weights: Tensor, ends: Tensor, biases: Tensor | None = None, sources: Tensor | None = None
@@ -125,7 +130,7 @@ class CudaOps:
     def weighted_sum(self, y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
         if not self._takes(y) or not y.is_contiguous() or not places.numel():
             return reference.weighted_sum(y, places, shares)
-        return grouped.weighted_sum(self._device, y, places.contiguous(), shares.contiguous())
+        return experts.weighted_sum(self._device, y, places.contiguous(), shares.contiguous())
 
     def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None:
         if not self._takes(new) or cache.dtype != new.dtype or not cache.is_contiguous():

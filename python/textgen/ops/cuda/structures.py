@@ -94,3 +94,11 @@ class WeightedSum(Structure):
         *((name, c_void_p) for name in ("y", "places", "shares", "out")),
         *((name, c_int32) for name in ("size", "share")),
     ]
+
+
+class Route(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "correction", "shares", "chosen")),
+        *((name, c_int32) for name in ("tokens", "experts", "top", "groups", "top_groups", "best_two", "normalize")),
+        ("scale", c_float),
+    ]
