@@ -42,7 +42,7 @@ class TileShape:
         return self.stages * (self.rows + self.columns) * self.depth
 
 
-NARROW = TileShape(FEW, 32, 128, 5, 1, 2)
+NARROW = TileShape(FEW, 32, 128, 8, 1, 2)  # enough under way where a multiprocessor has one block
 FLAT = TileShape(FEW, 64, 128, 4, 1, 4)
 MIDDLE = TileShape(SOME, 64, 128, 3, 2, 2)
 

@@ -81,18 +81,20 @@ DEVICE bool find_tile(const GroupedLinear& p, Tile& tile) {
     return find_rows(p, first + block % together % height, tile);
 }
 
-// What a thread copies of each stage: a unit of each LINES-th row. Rows and columns that the tile has not are the last
-// one's again, of which nothing comes out.
+// What a thread copies of each stage: a unit of each LINES-th row. Of rows and columns that the tile has not nothing comes
+// out: those of x are what was there, and those of the weight the last one again.
 struct Copies {
-    i64 x[ROWS / LINES];  // where its rows of x begin
-    const T* weight;      // its first column's
-    i32 line, unit, last; // the last of its tile's columns
+    i64 x[ROWS / LINES];   // where its rows of x begin
+    const T* weight;       // its first column's
+    i32 line, unit, rows;  // rows from its first on
+    i32 last;              // the last of the tile's columns
 };
 
 DEVICE Copies copies_of(const GroupedLinear& p, const Tile& tile) {
     Copies copies;
     copies.line = threadIdx.x / UNITS;
     copies.unit = threadIdx.x % UNITS;
+    copies.rows = tile.rows - copies.line;
     copies.last = tile.columns - 1;
 #pragma unroll
     for (i32 i = 0; i < ROWS / LINES; ++i) {
@@ -116,7 +118,9 @@ DEVICE void fetch(const GroupedLinear& p, const Copies& copies, i32 step, T* sta
     const bool there = !TAIL || input < p.inputs;
     T* const to = stage + place(copies.line, copies.unit);
 #pragma unroll
-    for (i32 i = 0; i < ROWS / LINES; ++i) copy_unit(to + i * LINES * DEPTH, p.x + copies.x[i] + input, there);
+    for (i32 i = 0; i < ROWS / LINES; ++i) {
+        if (i * LINES < copies.rows) copy_unit(to + i * LINES * DEPTH, p.x + copies.x[i] + input, there);
+    }
 #pragma unroll
     for (i32 i = 0; i < COLUMNS / LINES; ++i) {
         const i32 column = min(copies.line + i * LINES, copies.last);
