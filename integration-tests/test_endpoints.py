@@ -224,7 +224,8 @@ def _(request: pytest.FixtureRequest, cloud: Cloud) -> None:
     settings = cloud.settings(DTYPE="bfloat16", QUANTIZE="int8", TRUST_REMOTE_CODE="true", REVISION=COMMIT)
     assert (settings.dtype, settings.quantize, settings.trust_remote_code) == ("bfloat16", "int8", True)
     assert cloud.settings(KV_CACHE_DTYPE="int8").kv_cache_dtype == "int8"
-    assert "use int8" in cloud.refusal(KV_CACHE_DTYPE="fp8_e4m3fn")
+    assert cloud.settings(KV_CACHE_DTYPE="fp8_e4m3fn").kv_cache_dtype == "fp8"
+    assert "use fp8" in cloud.refusal(KV_CACHE_DTYPE="fp8_e5m2")
     assert "--revision" in cloud.refusal(TRUST_REMOTE_CODE="true")
 
 

@@ -148,6 +148,16 @@ def test_a_cache_of_integers_counts_its_scales(model: Model) -> None:
         assert parse_settings(made.shard_settings()).kv_cache_dtype == "int8"
 
 
+def test_a_gpus_cache_has_8_bits_too(model: Model) -> None:
+    plans = {name: plan(model, gpu(), device="cuda", kv_cache_dtype=name) for name in ("auto", "int8", "fp8")}
+    sizes = {name: made.memory.kv_bytes // made.memory.num_blocks for name, made in plans.items()}
+    rows = 16 * 2 * 3 * 2  # positions, k and v, layers, heads
+    assert (sizes["int8"], sizes["fp8"]) == (rows * (16 + 4), rows * 16) and sizes["auto"] >= 2 * sizes["fp8"]
+    assert parse_settings(plans["fp8"].shard_settings()).kv_cache_dtype == "fp8"
+    with pytest.raises(SettingsError, match="--kv-cache-dtype fp8 is there for --device cuda alone; use int8"):
+        plan(model, kv_cache_dtype="fp8")
+
+
 def test_a_cache_of_integers_is_refused_where_there_is_none(model: Model) -> None:
     with pytest.raises(SettingsError, match="--kv-cache-dtype int8 is not there for a model that Transformers runs"):
         plan(dataclasses.replace(model, fallback=True), kv_cache_dtype="int8")

@@ -134,7 +134,7 @@ def test_log_levels_have_one_spelling() -> None:
         (["--quantize", "awq"], ["--quantize 'awq'", "int8, int4", "read without the flag"]),
         (["--quantize", "eetq"], ["--quantize 'eetq'", "use int8"]),
         (["--quantize", "q4"], ["--quantize 'q4'", "int8, int4"]),
-        (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype 'fp8_e5m2'", "auto, int8", "use int8"]),
+        (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype 'fp8_e5m2'", "auto, int8, fp8", "use fp8"]),
         (["--kv-cache-dtype", "int4"], ["--kv-cache-dtype 'int4'", "auto, int8"]),
         (["--cpu-isa", "sse"], ["--cpu-isa 'sse'", "portable, avx2, avx512vnni, avx512, amx"]),
         (["--tls-cert", "c.pem"], ["--tls-cert needs --tls-key"]),

@@ -111,8 +111,12 @@ def on_gpu(make_runner: RunnerMaker, folder: Path, **changes: Any) -> Runner:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "dtype", "layers"),
-    [("PhiForCausalLM", "bfloat16", 2), ("LlamaForCausalLM", "float32", 1), ("Qwen2MoeForCausalLM", "float16", 2)],
+    ("architecture", "dtype", "layers", "cache"),
+    [
+        ("PhiForCausalLM", "bfloat16", 2, "fp8"),
+        ("LlamaForCausalLM", "float32", 1, "int8"),
+        ("Qwen2MoeForCausalLM", "float16", 2, "auto"),
+    ],
 )
 def test_a_request_does_not_depend_on_its_batch(
     make_runner: RunnerMaker,
@@ -121,14 +125,16 @@ def test_a_request_does_not_depend_on_its_batch(
     architecture: str,
     dtype: str,
     layers: int,
+    cache: str,
     tmp_path: Path,
 ) -> None:
     make_model(tmp_path, architecture, rng.getrandbits(30), num_hidden_layers=layers)
     requests = requests_of(rng)
     beside = [Request(request.slot, request.prompt, request.temperature) for request in requests]
-    alone(on_gpu(make_runner, tmp_path, dtype=dtype), requests)
+    settings = {"dtype": dtype, "kv_cache_dtype": cache}
+    alone(on_gpu(make_runner, tmp_path, **settings), requests)
     captured = gpu.captured
-    together(on_gpu(make_runner, tmp_path, dtype=dtype), beside, rng)
+    together(on_gpu(make_runner, tmp_path, **settings), beside, rng)
     assert captured and gpu.captured > captured
     for ours, theirs in zip(requests, beside, strict=True):
         assert ours.said == theirs.said, ours.slot
@@ -139,24 +145,17 @@ def test_without_it_a_request_does(make_runner: RunnerMaker, gpu: StandIn, rng: 
     make_model(tmp_path, "LlamaForCausalLM", rng.getrandbits(30), num_hidden_layers=1)
     requests = requests_of(rng)
     beside = [Request(request.slot, request.prompt, request.temperature) for request in requests]
-    settings = {"dtype": "float32", "deterministic": False}
+    settings: dict[str, Any] = {"dtype": "float32", "deterministic": False}
     alone(on_gpu(make_runner, tmp_path, **settings), requests)
     together(on_gpu(make_runner, tmp_path, **settings), beside, rng)
     assert [request.said for request in requests] != [request.said for request in beside]
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"quantize": "int8"}, "leave out --quantize int8"),
-        ({"kv_cache_dtype": "int8"}, "leave out --kv-cache-dtype int8"),
-    ],
-)
-def test_settings_that_other_kernels_serve_are_refused(
-    make_runner: RunnerMaker, gpu: StandIn, model_folder: Path, changes: dict[str, Any], sentence: str
+def test_weights_that_other_kernels_multiply_are_refused(
+    make_runner: RunnerMaker, gpu: StandIn, model_folder: Path
 ) -> None:
-    with pytest.raises(ShardError, match=sentence):
-        on_gpu(make_runner, model_folder, **changes)
+    with pytest.raises(ShardError, match="leave out --quantize int8"):
+        on_gpu(make_runner, model_folder, quantize="int8")
 
 
 def test_models_that_torch_multiplies_are_refused(make_runner: RunnerMaker, gpu: StandIn, tmp_path: Path) -> None:

@@ -124,6 +124,47 @@ def test_a_mixture_of_experts_is_captured(
     equal(ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", model_dir=str(tmp_path)), script))
 
 
+@pytest.mark.parametrize(("stored", "dtype"), [("int8", "float32"), ("fp8", "bfloat16")])
+def test_a_cache_of_8_bits_is_followed(
+    make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, stored: str, dtype: str
+) -> None:
+    """Captured or launched, on tensor cores or not; and a processor's likeliest tokens are as likely."""
+    settings: dict[str, Any] = {"kv_cache_dtype": stored, "dtype": dtype}
+    script: list[tuple[str, int, list[int], dict[str, Any]]]
+    script = [("seat", slot, [rng.randrange(100) for _ in range(9)], {}) for slot in range(2)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, **settings), script)
+    assert gpu.captured == 2 and gpu.replayed >= 4
+    assert ("attention_tiles" in gpu.kernels.launches) == (dtype == "bfloat16")
+    gpu.refuses = "not today"
+    assert answers(ours) == answers(play(on_gpu(make_runner, **settings), script))
+    theirs = play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", **settings), script)
+    for one, other in list(zip(ours, theirs, strict=True))[: 3 if dtype == "float32" else 1]:
+        assert isinstance(one, Done) and isinstance(other, Done)
+        ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
+        np.testing.assert_allclose(ones, others, atol=0.1)
+
+
+def test_latent_attention_is_followed(
+    make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, tmp_path: Path
+) -> None:
+    stored = rng.choice(["auto", "int8", "fp8"])
+    sizes = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "num_hidden_layers": 2, "first_k_dense_replace": 2}
+    make_model(tmp_path, "DeepseekV2ForCausalLM", rng.getrandbits(32), vocab_size=101, **sizes)
+    settings: dict[str, Any] = {"model_dir": str(tmp_path), "kv_cache_dtype": stored, "dtype": "bfloat16"}
+    script: list[tuple[str, int, list[int], dict[str, Any]]]
+    script = [("seat", slot, [rng.randrange(100) for _ in range(9)], {}) for slot in range(2)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, **settings), script)
+    assert gpu.captured == 2 and gpu.replayed >= 4 and "attention_latent" in gpu.kernels.launches
+    gpu.refuses = "not today"
+    assert answers(ours) == answers(play(on_gpu(make_runner, **settings), script))
+    (one, *_), (other, *_) = ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", **settings), script)
+    assert isinstance(one, Done) and isinstance(other, Done)
+    ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
+    np.testing.assert_allclose(ones, others, atol=0.1)
+
+
 def launched(runner: Runner, number: int, *segments: Segment, **rest: Any) -> list[Done | Failed]:
     frame = step(number, segments, **rest)
     return [frame for outcome in runner.take(frame, time.monotonic_ns()) for frame in outcome.frames]
@@ -276,6 +317,6 @@ def test_what_no_kernel_takes_is_worked_out_step_by_step(
     script += [("step", 0, [], {})] * 6
     theirs = play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off"), script)
     runner = on_gpu(make_runner)
-    monkeypatch.setattr("textgen.ops.cuda.fixed.FixedAttention._takes", lambda *_: False)
+    monkeypatch.setattr("textgen.ops.cuda.fixed.FixedAttention._kernel", lambda *_: None)
     equal(play(runner, script), theirs)
     assert "each step is worked out" in caplog.text and not gpu.captured

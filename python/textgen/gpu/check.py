@@ -13,6 +13,8 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ from textgen.shard.settings import ShardSettings
 START_SECONDS = 300.0
 TOKENS = 24
 PROMPTS = ["Once upon a time", "The king said", "In the morning they", "A dog and a cat"]
+Dtypes: TypeAlias = tuple[Literal["float32", "bfloat16"], Literal["auto", "int8", "fp8"]]
+DTYPES: list[Dtypes] = [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8"), ("bfloat16", "fp8")]
 _READY = re.compile(r"ready on (http://\S+) after")
 
 
@@ -35,7 +39,7 @@ def check(seed: int, rounds: int, skip: set[str]) -> bool:
     print(f"{device}, torch {torch.__version__}, CUDA {torch.version.cuda}, seed {seed}")
     parts: dict[str, Callable[[], bool]] = {
         "kernels": lambda: check_on_gpu(seed, rounds),
-        "graphs": lambda: check_graphs(seed, on_gpu),
+        "graphs": lambda: check_all_graphs(seed),
         "server": check_server,
     }
     good = [part() for name, part in parts.items() if name not in skip]
@@ -71,13 +75,13 @@ def check_kernels(case: Case, rounds: int, names: list[str]) -> bool:
 
 
 @contextmanager
-def on_gpu(graphs: tuple[int, ...] | None) -> Iterator[Runner]:
-    """The built-in model on the GPU."""
+def on_gpu(dtypes: Dtypes, graphs: tuple[int, ...] | None) -> Iterator[Runner]:
+    """The built-in model on the GPU. dtypes: its own, and its cache's."""
     from textgen.shard.start import build_runner
 
     settings = ShardSettings(
-        model_dir=str(MODEL_FOLDER), dtype="float32", device="cuda", num_blocks=256, block_size=16, max_slots=8,
-        max_batch_tokens=64, max_context=128, graphs=graphs, attention="native",
+        model_dir=str(MODEL_FOLDER), dtype=dtypes[0], device="cuda", num_blocks=256, block_size=16, max_slots=8,
+        max_batch_tokens=64, max_context=128, graphs=graphs, attention="native", kv_cache_dtype=dtypes[1],
     )  # fmt: skip
     descriptor = os.memfd_create("textgen-check", os.MFD_ALLOW_SEALING)
     try:
@@ -86,7 +90,16 @@ def on_gpu(graphs: tuple[int, ...] | None) -> Iterator[Runner]:
         os.close(descriptor)
 
 
-def check_graphs(seed: int, make: Callable[[tuple[int, ...] | None], AbstractContextManager[Runner]]) -> bool:
+def check_all_graphs(seed: int) -> bool:
+    """On tensor cores and without them, and with each type of cache."""
+    names = ["graphs of {}, cache {}".format(*dtypes) for dtypes in DTYPES]
+    good = [check_graphs(seed, partial(on_gpu, dtypes), name) for dtypes, name in zip(DTYPES, names, strict=True)]
+    return all(good)
+
+
+def check_graphs(
+    seed: int, make: Callable[[tuple[int, ...] | None], AbstractContextManager[Runner]], name: str = "graphs"
+) -> bool:
     """Tokens of several sequences, some drawn and penalised: captured, and each operation launched."""
     said = []
     for graphs in (None, ()):
@@ -94,10 +107,10 @@ def check_graphs(seed: int, make: Callable[[tuple[int, ...] | None], AbstractCon
             said.append(tokens_of_sequences(runner, random.Random(seed)))
             captured = 0 if runner.pipeline is None else len(runner.pipeline.steps.graphs)
         if graphs is None and not captured:
-            print("WRONG graphs: nothing was captured")
+            print(f"WRONG {name}: nothing was captured")
             return False
     good = said[0] == said[1]
-    print(f"{'ok   ' if good else 'WRONG'} graphs: {len(said[0])} tokens, captured as launched")
+    print(f"{'ok   ' if good else 'WRONG'} {name}: {len(said[0])} tokens, captured as launched")
     return good
 
 

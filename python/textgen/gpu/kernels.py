@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from textgen.models.spec import GatedActivation, RouterSpec
-from textgen.ops import AttentionForm, SegmentLayout, reference, sampling
+from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference, sampling
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.ops import CudaOps
 from textgen.ops.cuda.sampling import Masks, Penalties, choose, shape
+from textgen.quantization.rows import FP8
 
 WITHIN = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 BLOCK = 16
@@ -88,8 +89,34 @@ def write_and_copy(case: Case) -> Error:
 
 
 def attention(case: Case) -> Error:
-    rng, dtype = case.rng, case.dtype()
-    kv_heads, share, dim = rng.randint(1, 4), rng.choice([1, 4, 8]), rng.choice([64, 80, 96, 128, 256])
+    rng = case.rng
+    dim = rng.choice([64, 80, 96, 128, 256])
+    return _attention(case, case.dtype(), rng.randint(1, 4), rng.choice([1, 4, 8]), (dim, dim))
+
+
+def attention_of_8_bits(case: Case) -> Error:
+    rng = case.rng
+    dim, stored = rng.choice([64, 80, 96, 128, 256]), rng.choice([torch.int8, FP8])
+    return _attention(case, case.dtype(), rng.randint(1, 4), rng.choice([1, 4, 8]), (dim, dim), stored)
+
+
+def latent_attention(case: Case) -> Error:
+    rng, dtype = case.rng, case.rng.choice([torch.bfloat16, torch.float16])
+    dims, stored = rng.choice([(576, 512), (192, 128)]), rng.choice([None, torch.int8, FP8])
+    return _attention(case, dtype, 1, rng.choice([4, 16, 40, 128]), dims, stored)
+
+
+def _attention(
+    case: Case,
+    dtype: torch.dtype,
+    kv_heads: int,
+    share: int,
+    dims: tuple[int, int],
+    stored: torch.dtype | None = None,
+) -> Error:
+    """Over a random layout, in a cache that the kernel of writes fills. dims: numbers of a key and of a value, which is
+    in the key where they differ."""
+    rng, there, (dim, value_dim) = case.rng, case.there, dims
     heads = kv_heads * share
     lengths = np.array([rng.choice([1, 1, 1, rng.randint(2, 70)]) for _ in range(rng.randint(1, 6))])
     starts = np.array([rng.randint(0, case.largest) for _ in lengths])
@@ -100,17 +127,36 @@ def attention(case: Case) -> Error:
     form = AttentionForm(
         dim**-0.5,
         soft_cap=rng.choice([None, 30.0]),
-        slopes=rng.choice([None, torch.rand(heads, device=case.there)]),
+        slopes=rng.choice([None, torch.rand(heads, device=there)]),
         sinks=rng.choice([None, case.tensor(heads)]),
     )
-    window = rng.choice([None, None, 70])
-    keys, values = (case.tensor(len(pages), BLOCK, kv_heads, dim, dtype=dtype) for _ in range(2))
+    window, within = rng.choice([None, None, 70]), WITHIN[dtype]
     query = case.tensor(int(lengths.sum()), heads, dim, dtype=dtype)
-    new = keys[:1, :1].expand(len(query), 1, kv_heads, dim)[:, 0]
-    got = case.ops.attention(layout, window, keys)(query, new, new, keys, values, form)
-    wide = [x.float() for x in (query, new, new, keys, values)]
-    expected = reference.attention(layout, window, wide[3])(*wide, form)  # type: ignore[call-arg,arg-type]
-    return error(got, expected), WITHIN[dtype]
+    caches, scales = [case.tensor(len(pages), BLOCK, kv_heads, dim, dtype=dtype) for _ in "kv"], list[Tensor]()
+    if stored is not None:
+        rows = torch.arange(len(pages) * BLOCK, device=there)
+        for index, numbers in enumerate(caches):
+            caches[index] = torch.empty(numbers.shape, dtype=stored, device=there)
+            if stored == torch.int8:
+                scales.append(torch.empty(numbers.shape[:3], device=there))
+            case.ops.write_kv(caches[index], rows, numbers.flatten(0, 1), scales[-1] if scales else None)
+        within *= 4 if scales else 1  # integers times their scale are rounded
+    if value_dim != dim:
+        caches[1], scales[1:] = caches[0][..., :value_dim], scales[:1]
+    held = KvScales(*scales) if scales else None
+    new = case.tensor(len(query), kv_heads, dim, dtype=dtype)
+    brought = (new, new[..., :value_dim])
+    for segment, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        at = np.arange(start, start + length)
+        slots = torch.from_numpy(tables[segment, at // BLOCK].astype(np.int64) * BLOCK + at % BLOCK).to(there)
+        own = slice(int(layout.offsets[segment]), int(layout.offsets[segment] + length))
+        for index, numbers in enumerate(brought[: 1 if value_dim != dim else 2]):
+            case.ops.write_kv(caches[index], slots, numbers[own], scales[index] if scales else None)
+    got = case.ops.attention(layout, window, query)(query, *brought, caches[0], caches[1], form, held)
+    exact = caches if stored is not None else [cache.float() for cache in caches]
+    reference_of = reference.attention(layout, window, query)
+    expected = reference_of(query.float(), *(x.float() for x in brought), exact[0], exact[1], form, held)  # type: ignore[call-arg,arg-type]
+    return error(got, expected), within
 
 
 def experts(case: Case) -> Error:
@@ -151,7 +197,7 @@ def same_bits(case: Case) -> Error:
     pages = -(-length // BLOCK)
     keys, values = (case.tensor(2 * pages, BLOCK, 2, dim, dtype=dtype) for _ in range(2))
     query = case.tensor(length, 8, dim, dtype=dtype)
-    tables = np.arange(2 * pages, dtype=np.int32).reshape(2, pages)
+    tables, window = np.arange(2 * pages, dtype=np.int32).reshape(2, pages), rng.choice([None, 70])
 
     def attended(*parts: tuple[int, int]) -> Tensor:
         """The tokens of the sequence from one to before another; of the second part, of another sequence."""
@@ -160,7 +206,7 @@ def same_bits(case: Case) -> Error:
         layout = SegmentLayout(np.cumsum(lengths) - lengths, starts, lengths, tables[: len(parts)], BLOCK, drawn)
         asked = torch.cat([query[start:end] for start, end in parts])
         form, new = AttentionForm(dim**-0.5), asked[:, :2]
-        return fixed.attention(layout, None, keys)(asked, new, new, keys, values, form)
+        return fixed.attention(layout, window, keys)(asked, new, new, keys, values, form)
 
     prompt, cut = attended((0, length)), rng.randint(0, length - 2)
     good &= torch.equal(attended((cut, length), (0, length))[: length - cut], prompt[cut:])
@@ -215,7 +261,9 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "activate": activate_gated,
     "rotary": rotate,
     "rotary as a write, copy_rows": write_and_copy,
-    "attention_decode, attention_prompt": attention,
+    "attention_tiles, attention_decode": attention,
+    "the same over 8 bits": attention_of_8_bits,
+    "attention_latent": latent_attention,
     "route, group_rows, grouped_linear, weighted_sum": experts,
     "grouped_linear, attention in one order": same_bits,
     "sample": sample,

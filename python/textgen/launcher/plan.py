@@ -13,7 +13,7 @@ from textgen.launcher.flags import Share
 from textgen.launcher.hardware import Hardware
 from textgen.launcher.memory import MemoryPlan, Needs, plan_gpu, plan_memory
 from textgen.launcher.model import Model
-from textgen.launcher.settings import Settings, dashed
+from textgen.launcher.settings import Settings
 from textgen.models.groups import group_layers
 from textgen.quantization.formats import block_bytes, weight_bytes
 
@@ -144,9 +144,17 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     settings = _with_device(settings, hardware)
     if model.fallback or settings.device != "cpu":
         where = f"--device {settings.device}" if settings.device != "cpu" else "a model that Transformers runs"
-        for name, default in (("quantize", None), ("kv_cache_dtype", "auto")):
-            if (asked := getattr(settings, name)) != default:
-                raise SettingsError(f"{dashed(name)} {asked} is not there for {where}; leave it out")
+        if settings.quantize is not None:
+            raise SettingsError(f"--quantize {settings.quantize} is not there for {where}; leave it out")
+    if model.fallback and settings.kv_cache_dtype != "auto":
+        raise SettingsError(
+            f"--kv-cache-dtype {settings.kv_cache_dtype} is not there for a model that Transformers runs; leave it out"
+        )
+    if settings.device == "cpu" and settings.kv_cache_dtype == "fp8":
+        raise SettingsError(
+            "--kv-cache-dtype fp8 is there for --device cuda alone; use int8, which is as small and keeps more of each "
+            "number"
+        )
     dtype = _dtype(settings, model, hardware)
     max_total, max_input = _lengths(settings, model)
     step = settings.max_batch_prefill_tokens or min(
@@ -274,7 +282,9 @@ def _needs(
 ) -> Needs:
     spec, size = model.spec, BYTES[dtype]
     gathered_row = row = spec.kv_width * size  # keys and values of one token in one layer
-    if settings.kv_cache_dtype == "int8":
+    if settings.kv_cache_dtype == "fp8":
+        row = spec.kv_width
+    elif settings.kv_cache_dtype == "int8":
         row = spec.kv_width + spec.kv_rows * 4  # integers, and a float32 scale for each head
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     wide = 4 * spec.hidden_size + 2 * attention + 3 * spec.mlp_width

@@ -83,8 +83,8 @@ class Settings:
     )  # fmt: skip
     kv_cache_dtype: str = setting(
         kv_cache_name, "auto",
-        "Data type of the KV cache: auto (that of --dtype) or int8 (with a scale for each token and head), which holds "
-        "about twice as many tokens as bfloat16 in the same memory.",
+        "Data type of the KV cache: auto (that of --dtype), or one that holds about twice as many tokens as bfloat16: "
+        "int8 (with a scale for each token and head) or, on a GPU, fp8 (E4M3 without scales).",
         group=MODEL, metavar="TYPE",
     )  # fmt: skip
     device: str = setting(

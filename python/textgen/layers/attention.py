@@ -41,11 +41,9 @@ class SelfAttention:
             turned = self.norm(turned)
         if self.clip is not None:
             turned, value = turned.clamp(-self.clip, self.clip), value.clamp(-self.clip, self.clip)
-        if rotation is not None:
-            turned = self.ops.rotate(turned, rotation.cos, rotation.sin)
+        tables = None if rotation is None else (rotation.cos, rotation.sin)
+        turned = self.ops.rotate_and_write(turned, value, tables, cache.keys, cache.values, rows, cache.scales)
         query, key = turned[:, : self.heads], turned[:, self.heads :]
-        self.ops.write_kv(cache.keys, rows, key, cache.key_scales)
-        self.ops.write_kv(cache.values, rows, value, cache.value_scales)
         return self.output(attention(query, key, value, cache.keys, cache.values, self.form, cache.scales))
 
 

@@ -96,7 +96,8 @@ class Attention(Protocol):
 
         query [tokens, heads, head_dim]; key [tokens, kv_heads, head_dim] and value [tokens, kv_heads, value_dim] of the
         step, already in the cache; keys, values [blocks, block_size, kv_heads, head_dim or value_dim].
-        scales: where keys and values are int8; each number is then number * scale in the query's dtype.
+        scales: where keys and values are int8; each number is then number * scale in the query's dtype. Those in FP8
+        have none, and are the same numbers in the query's dtype.
         Returns [tokens, heads * value_dim].
         """
         ...
@@ -132,6 +133,17 @@ class Ops(Protocol):
     def weighted_sum(self, y: Tensor, places: Tensor, shares: Tensor) -> Tensor: ...
 
     def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None: ...
+
+    def rotate_and_write(
+        self,
+        turned: Tensor,
+        value: Tensor,
+        tables: tuple[Tensor, Tensor] | None,
+        keys: Tensor,
+        values: Tensor,
+        rows: Tensor,
+        scales: KvScales | None = None,
+    ) -> Tensor: ...
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None: ...
 

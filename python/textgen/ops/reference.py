@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from textgen.models.spec import Activation, ClampedSilu, GatedActivation, RouterSpec
 from textgen.ops import sampling
-from textgen.ops.interface import Attention, CrossLayout, RowGroups, SegmentLayout
+from textgen.ops.interface import Attention, CrossLayout, KvScales, RowGroups, SegmentLayout
 from textgen.ops.reference_attention import PagedAttention
 from textgen.ops.reference_cross import CrossAttention
-from textgen.quantization.rows import quantize_rows
+from textgen.quantization.rows import FP8, copyable, fp8_rows, quantize_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -159,17 +159,42 @@ def write_kv(cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = N
 
     cache [blocks, block_size, kv_heads, head_dim]; rows [tokens] int64 = block * block_size + offset;
     new [tokens, kv_heads, head_dim]; scales, of a cache in int8, [blocks, block_size, kv_heads] float32: max|x| / 127
-    of each token and head.
+    of each token and head. A cache in FP8 has no scales: see `fp8_rows`.
     """
     if scales is not None:
         new, scale = quantize_rows(new.float())
         scales.view(-1, scales.shape[2]).index_copy_(0, rows, scale[..., 0])
-    cache.view(-1, *cache.shape[2:]).index_copy_(0, rows, new)
+    elif cache.dtype == FP8:
+        new = fp8_rows(new)
+    copyable(cache).view(-1, *cache.shape[2:]).index_copy_(0, rows, copyable(new))
+
+
+def rotate_and_write(
+    turned: Tensor,
+    value: Tensor,
+    tables: tuple[Tensor, Tensor] | None,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    scales: KvScales | None = None,
+) -> Tensor:
+    """Queries and keys one beside the other, rotated if there are tables of `rotary_table`; keys and values are in the
+    cache then, as `write_kv` writes them.
+
+    turned [tokens, heads + kv_heads, head_dim], value [tokens, kv_heads, value_dim].
+    """
+    if tables is not None:
+        turned = rotate(turned, *tables)
+    of_keys, of_values = scales or (None, None)
+    write_kv(keys, rows, turned[:, -keys.shape[2] :], of_keys)
+    write_kv(values, rows, value, of_values)
+    return turned
 
 
 def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     """cache[targets] = cache[sources]; every source is read before any target is written. Both [m] int64."""
-    cache.index_copy_(0, targets, cache.index_select(0, sources))
+    held = copyable(cache)
+    held.index_copy_(0, targets, held.index_select(0, sources))
 
 
 def attention(layout: SegmentLayout, window: int | None, like: Tensor) -> Attention:

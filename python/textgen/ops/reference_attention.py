@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from textgen.ops.interface import AttentionForm, Ints, KvScales, SegmentLayout
 from textgen.ops.reference_scores import attend_with_form
 from textgen.ops.transfer import upload
+from textgen.quantization.rows import copyable
 
 MIN_GROUP = 64  # contexts shorter than this share a group: padding them costs less than one more call
 
@@ -82,8 +83,9 @@ class PagedAttention:
                 out.index_copy_(0, group.tokens, _attend_single(group, mine, cached, form))
         for chunk in self._chunks:
             own = chunk.tokens
-            # Integers of the cache are not what the segment brings.
-            k, v = (key[own], value[own]) if chunk.mask is None and scales is None else cached.rows(chunk.rows)
+            # Numbers of 8 bits in the cache are not what the segment brings.
+            brought = chunk.mask is None and keys.dtype == query.dtype
+            k, v = (key[own], value[own]) if brought else cached.rows(chunk.rows)
             if form.is_plain:
                 out[own] = _attend_chunk(query[own], k, v, chunk.mask, form.scale)
             else:
@@ -152,7 +154,7 @@ def _similar(ends: Ints, members: Ints, window: int | None) -> list[Ints]:
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """Keys and values of a layer, read as numbers of a dtype where they are integers."""
+    """Keys and values of a layer, read as numbers of a dtype where they have 8 bits."""
 
     keys: Tensor
     values: Tensor
@@ -162,7 +164,7 @@ class _Cached:
     def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [rows, kv_heads, dim]."""
         if self.scales is None:
-            return _take(self.keys, rows), _take(self.values, rows)
+            return _take(self.keys, rows).to(self.dtype), _take(self.values, rows).to(self.dtype)
         key, value = (
             (_take(numbers, rows) * _take(scales, rows)[..., None]).to(self.dtype)
             for numbers, scales in ((self.keys, self.scales.keys), (self.values, self.scales.values))
@@ -171,7 +173,8 @@ class _Cached:
 
 
 def _take(stored: Tensor, rows: Tensor) -> Tensor:
-    return stored.view(-1, *stored.shape[2:]).index_select(0, rows)
+    taken = copyable(stored).view(-1, *stored.shape[2:]).index_select(0, rows)
+    return taken.view(stored.dtype)
 
 
 def _attend_single(group: _SingleTokens, query: Tensor, cached: _Cached, form: AttentionForm) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from textgen.models.spec import DecoderSpec, ExpertsSpec
 
 NAMES = ("int8", "int4")
-KV_CACHE = ("auto", "int8")
+KV_CACHE = ("auto", "int8", "fp8")
 BLOCK_BYTES = {
     "Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "Q4_K": 2368 / 4096, "Q5_K": 2880 / 4096, "Q6_K": 3392 / 4096,
 }  # fmt: skip
@@ -31,10 +31,10 @@ OF_TGI = {
     "marlin": "checkpoints in Marlin's format are not read yet",
 }
 """Names of Text Generation Inference that are refused, and what to do instead."""
-KV_CACHE_OF_OTHERS = dict.fromkeys(
-    ("fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2"), "use int8, which is as small and keeps more of each number"
-)
+KV_CACHE_OF_OTHERS = {"fp8_e5m2": "use fp8, which is as small and keeps more of each number; or int8, which keeps most"}
 """The same of a cache's types, those of vLLM too."""
+KV_CACHE_NAMES = {"fp8_e4m3": "fp8", "fp8_e4m3fn": "fp8"}
+"""Other servers' names of types that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ def quantize_name(value: str) -> str:
 
 def kv_cache_name(value: str) -> str:
     """One of `KV_CACHE`. Raises as `quantize_name`."""
-    return _one_of(KV_CACHE, KV_CACHE_OF_OTHERS, value)
+    named = KV_CACHE_NAMES.get(value.strip().lower(), value)
+    return _one_of(KV_CACHE, KV_CACHE_OF_OTHERS, named)
 
 
 def _one_of(names: Sequence[str], refused: Mapping[str, str], value: str) -> str:

@@ -96,11 +96,11 @@ def _by_memory(
     from textgen.shard.trial import fit_pages
 
     spec, groups = model.spec, group_layers(model.spec.windows, settings.max_context)
-    follows = accelerator.kernels is not None and spec.encoder is None and spec.attention.latent is None
+    follows = accelerator.kernels is not None and spec.encoder is None
     budget = 0
 
     def attach(cache: KvCache, slots: Slots) -> Pipeline | None:
-        if not follows or cache.places[0].keys.dtype != model.like.dtype:
+        if not follows:
             return None
         given = settings.graphs or ()
         sizes = sorted({*given, *(size for size in default_sizes(settings.max_slots) if size > max(given, default=0))})

@@ -55,7 +55,7 @@ def allocate_cache(
 ) -> KvCache:
     """An empty cache. Its memory is not touched: rows are read only after they were written.
 
-    dtype: int8 comes with a scale for each token and head.
+    dtype: of the numbers; int8 comes with a scale for each token and head.
     groups: how layers share out pages (None: all are one group, and a page is a block).
     spare: pages behind those, for rows that fill up a batch; they are zeros.
     """
@@ -76,5 +76,5 @@ def allocate_cache(
     of_layers = tuple(range(spec.num_layers)) if groups is None else groups.place
     places = tuple(place() for _ in range(max(of_layers) + 1))
     for stored in (stored for made in places for stored in made.stored):
-        stored[num_pages:] = 0
+        stored[num_pages:].zero_()
     return KvCache(places, tuple(places[at] for at in of_layers), num_pages)

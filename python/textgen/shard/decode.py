@@ -88,7 +88,7 @@ class DecodeSteps:
         self._floats = torch.zeros(len(_FLOATS), rows, device=there)
         self._top_k = torch.zeros(rows, dtype=torch.int32, device=there)
         self._tables = torch.zeros(slots.groups, rows, width, dtype=torch.int32, device=there)
-        self._work = torch.zeros(rows, 3, dtype=torch.int32, device=there)
+        self._work = torch.ones(rows, 4, dtype=torch.int32, device=there)
         self._work[:, :2] = torch.arange(rows, device=there)[:, None]
         self._logits = torch.zeros(rows, self._vocab, device=there)
         self._inputs = torch.zeros(12 * rows, dtype=torch.uint8, device=there)
@@ -217,7 +217,7 @@ class DecodeSteps:
         if len(tables) == 1:
             began = self._inputs[8 * rows : 12 * rows].view(torch.int32)[:, None]
             tables[0].scatter_(1, block, torch.where(began >= 0, began, tables[0].gather(1, block)))
-        self._work[:rows, 2] = position
+        self._work[:rows, 3] = position
         of_groups, attention = [], []
         for table, window in zip(tables, self._groups.windows, strict=True):
             of_groups.append(table.gather(1, block)[:, 0].long() * size + within)

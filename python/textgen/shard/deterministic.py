@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from textgen.models.decoder import Decoder, Model
-from textgen.ops.cuda.attention import MAX_DIM
+from textgen.ops.cuda.attention_kernels import MAX_DIM
 from textgen.shard.errors import ShardError
 from textgen.shard.settings import ShardSettings
 
 
 def check_settings(settings: ShardSettings) -> None:
-    """Raises `ShardError` for what is multiplied, or attended to, by other kernels."""
-    quantize, cached = settings.quantize, settings.kv_cache_dtype
-    if quantize is not None:
+    """Raises `ShardError` for what is multiplied by other kernels."""
+    if (quantize := settings.quantize) is not None:
         raise ShardError(f"--deterministic multiplies dense weights alone on a GPU; leave out --quantize {quantize}")
-    if cached != "auto":
-        raise ShardError(f"--deterministic on a GPU asks for a cache of --dtype; leave out --kv-cache-dtype {cached}")
 
 
 def check_model(model: Model) -> None:

@@ -43,6 +43,7 @@ from textgen.shard.worker import Worker
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # numbers of the cache
 FORMATS: dict[str, WeightFormat] = {"int8": Int8Format(), "int4": Int4Format(GROUP)}
 
 
@@ -157,7 +158,7 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
         check_model(model)
     wide = WideSize(settings.max_batch_tokens, settings.max_slots, settings.max_top_n)
     memory = SharedMemory(memory_fd, wide, MaskSize(settings.max_slots, model.spec.vocab_size), settings.mask_timeout)
-    stored = dtype if settings.kv_cache_dtype == "auto" else torch.int8
+    stored = STORED.get(settings.kv_cache_dtype, dtype)
     return assemble(settings, model, ops, memory, stored, accelerator)
 
 

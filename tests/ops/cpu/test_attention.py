@@ -75,7 +75,8 @@ class Case:
         attention = reference.attention(self.layout, self.window, self.keys)
         query = self.query.reshape(-1, self.heads, self.dim)
         new_keys, new_values = self.new_keys.to(dtype), self.new_values.to(dtype)
-        keys, values = (self.keys, self.values) if self.scales else (self.keys.to(dtype), self.values.to(dtype))
+        narrow = self.keys.dtype.itemsize == 1  # what is cached is not what was brought
+        keys, values = (self.keys, self.values) if narrow else (self.keys.to(dtype), self.values.to(dtype))
         return attention(query.to(dtype), new_keys, new_values, keys, values, self.form, self.scales)
 
     @property

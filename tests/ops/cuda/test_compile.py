@@ -6,26 +6,32 @@ import pytest
 import torch
 
 from textgen.models.spec import RouterSpec
-from textgen.ops import AttentionForm
-from textgen.ops.cuda import attention, experts, grouped
+from textgen.ops.cuda import experts, grouped
+from textgen.ops.cuda.attention_kernels import AttentionKernel, Shape, kernel_for
 from textgen.ops.cuda.nvrtc import CompileError, Nvrtc, resources_of
 from textgen.ops.cuda.source import Binary, Source
 
 ELF = b"\x7fELF"
-PLAIN = AttentionForm(1.0)
-EVERY = AttentionForm(1.0, 2.0, torch.zeros(1), torch.zeros(1), torch.zeros(1, 1))
+FLOAT, BFLOAT, HALF, INT8, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
 
 
 def norm(dtype: str, size: int, width: int, threads: int) -> Source:
     return Source.of("rms_norm", T=dtype, SIZE=size, WIDTH=width, ROW_THREADS=threads)
 
 
-def decode(dtype: torch.dtype, dim: int, group: int, form: AttentionForm = PLAIN) -> Source:
-    return attention.decode_source(torch.empty(1, group, dim, dtype=dtype), form, 16, group)
+def attention(
+    dtype: torch.dtype, dim: int, share: int, stored: torch.dtype | None = None, every: bool = False
+) -> AttentionKernel:
+    kernel = kernel_for(Shape(dtype, stored or dtype, dim, dim, share, 16, every, every, every), 227 << 10)
+    assert kernel is not None
+    return kernel
 
 
-def prompt(dtype: torch.dtype, dim: int, group: int, form: AttentionForm = PLAIN) -> Source:
-    return attention.prompt_source(torch.empty(1, group, dim, dtype=dtype), form, 16, group)
+def latent(dtype: torch.dtype, share: int, stored: torch.dtype | None = None, kibibytes: int = 227) -> AttentionKernel:
+    shape = Shape(dtype, stored or dtype, 576, 512, share, 16, False, False, False, latent=True)
+    kernel = kernel_for(shape, kibibytes << 10)
+    assert kernel is not None
+    return kernel
 
 
 def tile(shape: grouped.TileShape, dtype: torch.dtype) -> Source:
@@ -44,23 +50,14 @@ PROMISES = [
     (Source.of("activate", T="f16", WIDTH=8, KIND="GELU_TANH", GATED=1), 64),
     (Source.of("activate", T="float", WIDTH=4, KIND="CLAMPED_SILU", GATED=1), 64),
     (Source.of("activate", T="bf16", WIDTH=1, KIND="GELU", GATED=0), 64),
-    (Source.of("rotary", T="bf16", WIDTH=8, DIM=128), 96),
-    (Source.of("rotary", T="float", WIDTH=1, DIM=20), 96),
+    (Source.of("rotary", T="bf16", STORED="bf16", WIDTH=8, DIM=128), 96),
+    (Source.of("rotary", T="float", STORED="float", WIDTH=1, DIM=20), 96),
+    (Source.of("rotary", T="bf16", STORED="i8", WIDTH=8, DIM=128), 96),
+    (Source.of("rotary", T="float", STORED="e4m3", WIDTH=4, DIM=64), 96),
     (Source.of("copy_rows", UNIT=16), 64),
     (Source.of("copy_rows", UNIT=1), 64),
     (Source.of("sample"), 64),
     (Source.of("shape"), 64),
-    # Three blocks and more on a multiprocessor up to four heads, two with more.
-    (decode(torch.bfloat16, 128, 1), 128),
-    (decode(torch.bfloat16, 128, 4), 168),
-    (decode(torch.float16, 128, 8), 255),
-    (decode(torch.bfloat16, 64, 8, EVERY), 255),
-    (decode(torch.bfloat16, 80, 4), 168),
-    (decode(torch.float16, 256, 8), 255),
-    # Three blocks of 128 threads, two with the largest heads.
-    (prompt(torch.bfloat16, 128, 4), 168),
-    (prompt(torch.float16, 80, 1, EVERY), 168),
-    (prompt(torch.bfloat16, 256, 2), 255),
     # Two blocks of 128 threads with 64 by 64 sums for each warp; five with few rows, bound by the memory.
     (tile(grouped.largest(227 << 10), torch.bfloat16), 255),
     (tile(grouped.largest(163 << 10), torch.float16), 255),
@@ -74,6 +71,21 @@ PROMISES = [
     (experts.route_source(torch.bfloat16, 1024, RouterSpec(top_k=8, score="chosen")), 168),
     (Source.of("group_rows", THREADS=experts.SORTERS), 64),
     (Source.of("weighted_sum", T="bf16", WIDTH=8), 64),
+    # Two blocks of 128 threads and more on a multiprocessor.
+    (attention(FLOAT, 128, 4).source, 128),
+    (attention(FLOAT, 128, 4, INT8).source, 255),
+    (attention(BFLOAT, 128, 4).combine, 64),
+    # Three, two with the largest heads.
+    (attention(BFLOAT, 128, 4).source, 168),
+    (attention(HALF, 64, 8, every=True).source, 168),
+    (attention(BFLOAT, 256, 2).source, 255),
+    (attention(BFLOAT, 128, 4, INT8).source, 168),
+    (attention(HALF, 128, 8, FP8, every=True).source, 168),
+    (attention(HALF, 256, 1, INT8).source, 255),
+    # One of 256 threads, or two of 128.
+    (latent(BFLOAT, 128).source, 255),
+    (latent(BFLOAT, 128, INT8).source, 255),
+    (latent(HALF, 16).source, 255),
 ]
 
 
@@ -89,6 +101,17 @@ def test_compiles_without_spills(
         assert resources.spill_bytes == 0 and resources.stack_bytes == 0, name
         assert resources.registers <= registers, name
         assert resources.shared_bytes <= 48 << 10, name
+
+
+@pytest.mark.parametrize("stored", [BFLOAT, INT8, FP8], ids=str)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_attention_has_room_on_the_smallest_multiprocessor(dim: int, stored: torch.dtype) -> None:
+    """100 KiB of shared memory, one of them each block's own: a block for the largest heads, two for others."""
+    for share in (1, 4, 16):
+        blocks = 1 if dim == 256 else 2 if dim == 64 or stored != BFLOAT else 1
+        assert (attention(BFLOAT, dim, share, stored).shared_bytes + 1024) * blocks <= 100 << 10
+    for share in (16, 128):
+        assert latent(BFLOAT, share, stored, 99).shared_bytes <= 99 << 10
 
 
 def test_an_error_has_the_compilers_log(any_nvrtc: Nvrtc) -> None:

@@ -110,9 +110,9 @@ def test_much_shared_memory_is_asked_for(rng: random.Random, driver: Driver) -> 
     query = case.query.view(-1, 2, 256)
     got = attention(query, case.new_keys, case.new_values, case.keys, case.values, case.form)
     torch.testing.assert_close(got.float(), case.expected(torch.float32), rtol=2**-9, atol=2**-9)
-    assert driver.launched == ["attention_decode", "attention_combine", "attention_prompt"]
-    assert driver.allowed == {"attention_prompt": (64 + 4 * 16) * (256 + 8) * 2}
-    assert len(driver.loaded) == 2  # both kernels of single tokens are in one file
+    assert driver.launched == ["attention_tiles", "attention_combine"]
+    assert driver.allowed == {"attention_tiles": (16 + 4 * 2 * 16) * (256 + 8) * 2}
+    assert len(driver.loaded) == 2
 
 
 def test_a_refusal_of_the_driver_names_itself(driver: Driver) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from textgen.models.spec import ClampedSilu
-from textgen.ops import AttentionForm, reference
+from textgen.ops import AttentionForm, KvScales, reference
 from textgen.ops.cuda.device import CudaDevice
 from textgen.ops.cuda.ops import CudaOps
 
@@ -46,17 +46,19 @@ def test_copies(gpu: CudaOps) -> None:
     assert torch.equal(copied.cpu(), cache)
 
 
+@pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("kind", forms(1))
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
-def test_attention(rng: random.Random, gpu: CudaOps, dim: int, kind: str) -> None:
+def test_attention(rng: random.Random, gpu: CudaOps, dim: int, kind: str, stored: torch.dtype | None) -> None:
     dtype, kv_heads, share = rng.choice([torch.float32, *HALVES]), rng.randint(1, 4), rng.choice([1, 4, 8, 20])
     parts = [*segments(rng, 8, 3000), (rng.randint(0, 500), rng.randint(8, 700))]
     form, window = forms(kv_heads * share)[kind], rng.choice([None, None, 70, 1000])
-    case = Case(rng, dtype, (kv_heads * share, kv_heads), (dim, dim), parts, 16, form, window)
+    case = Case(rng, dtype, (kv_heads * share, kv_heads), (dim, dim), parts, 16, form, window, stored)
     moved = [x.cuda() for x in (case.query.view(-1, kv_heads * share, dim), case.new_keys, case.new_values)]
     keys, values = case.keys.cuda(), case.values.cuda()
     tensors = (None if x is None else x.cuda() for x in (form.slopes, form.sinks, form.biases))
     there = AttentionForm(form.scale, form.soft_cap, *tensors)
-    got = gpu.attention(case.layout, window, keys)(moved[0], moved[1], moved[2], keys, values, there)
-    within = WITHIN[dtype]
+    scales = None if case.scales is None else KvScales(*(x.cuda() for x in case.scales))
+    got = gpu.attention(case.layout, window, keys)(moved[0], moved[1], moved[2], keys, values, there, scales)
+    within = WITHIN[dtype] * (4 if scales is not None else 1)
     torch.testing.assert_close(got.float().cpu(), case.expected(torch.float32), rtol=within, atol=within)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from textgen.models.spec import Activation, ClampedSilu, GatedActivation
-from textgen.ops import reference
-from textgen.ops.cuda.launches import DTYPES
+from textgen.ops import KvScales, reference
+from textgen.ops.cuda.launches import DTYPES, NARROW
 from textgen.ops.cuda.ops import CudaOps
+from textgen.quantization.rows import FP8, copyable, fp8_rows
 
 from ..cpu.guarded import guarded
 from .host_device import HostDevice
@@ -90,7 +91,9 @@ def test_rotates_and_writes(
     slots = torch.randperm(blocks * block)[:tokens]
     caches = [random_like(dtype, blocks, block, kv_heads, dim) for _ in "kv"]
     expected = [cache.float() for cache in caches]
-    q, k = ops.rotate_and_write((query, key, value), (cos, sin), (caches[0], caches[1]), slots)
+    turned = row.view(tokens, -1, dim)[:, : heads + kv_heads]
+    out = ops.rotate_and_write(turned, value, (cos, sin), caches[0], caches[1], slots)
+    q, k = out[:, :heads], out[:, heads:]
     want_q, want_k = (reference.rotate(x.float(), cos.float(), sin.float()) for x in (query, key))
     assert_equal(q, want_q)
     assert_equal(k, want_k)
@@ -108,7 +111,72 @@ def test_rotates_and_writes(
     only(device, "rotary", "rotary", "rotary")
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8], ids=str)
+@pytest.mark.parametrize("stored", NARROW, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dim", "rotated"), [(128, 128), (80, 20), (96, 0), (576, 0)])
+def test_writes_8_bits(
+    rng: random.Random,
+    device: HostDevice,
+    ops: CudaOps,
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    dim: int,
+    rotated: int,
+) -> None:
+    """What is cached are the very numbers that the reference makes of what is returned."""
+    tokens, kv_heads, block, blocks = rng.randint(1, 9), rng.randint(1, 5), 4, 6
+    heads = rng.randint(1, 7)
+    row = random_like(dtype, tokens, heads + 2 * kv_heads, dim) * 3
+    row[:, -1] = 0
+    turned, value = row[:, : heads + kv_heads], row[:, heads + kv_heads :]
+    positions, tables = torch.randint(0, 5000, (tokens,)), None
+    if rotated:
+        tables = reference.rotary_table(positions, 10000.0 ** -(torch.arange(0, rotated, 2) / rotated), 1.1, row)
+    slots = torch.randperm(blocks * block)[:tokens]
+    caches = [guarded(torch.zeros(blocks, block, kv_heads, dim, dtype=stored)) for _ in "kv"]
+    scales = KvScales(*(guarded(torch.zeros(blocks, block, kv_heads)) for _ in "kv")) if stored == torch.int8 else None
+    expected = [*(x.clone() for x in caches), *(x.clone() for x in scales or ())]
+    out = ops.rotate_and_write(turned, value, tables, caches[0], caches[1], slots, scales)
+    if tables is None:
+        assert torch.equal(out, turned)
+    else:
+        assert_equal(out, reference.rotate(turned.float(), *(x.float() for x in tables)), size=3)
+    wanted = KvScales(expected[2], expected[3]) if scales is not None else None
+    reference.rotate_and_write(out, value, None, expected[0], expected[1], slots, wanted)
+    for got, want in zip([*caches, *(scales or ())], expected, strict=True):
+        assert torch.equal(copyable(got), copyable(want))
+    ops.write_kv(caches[1], slots, out[:, heads:], None if scales is None else scales.values)
+    assert torch.equal(copyable(caches[1]), copyable(caches[0]))
+    only(device, "rotary", "rotary")
+
+
+@pytest.mark.parametrize("columns", [64, 63], ids=["wide", "one by one"])
+def test_floats_become_8_bits(device: HostDevice, ops: CudaOps, columns: int) -> None:
+    """Ties, numbers below the normal ones, what is too large and what is none, as torch does."""
+    grid = torch.arange(256, dtype=torch.uint8).view(FP8).float().nan_to_num()
+    between = (grid.sort().values[1:] + grid.sort().values[:-1]) / 2
+    special = torch.tensor(
+        [torch.inf, -torch.inf, torch.nan, 448.0, 464.0, 480.0, 1e-9, -0.0, 2**-9, 2**-10, 3 * 2**-11]
+    )
+    near = torch.cat(
+        (grid, between, between.nextafter(grid[1:]), special, torch.randn(1000) * 10.0 ** torch.randn(1000))
+    )
+    rows = torch.nn.functional.pad(near, (0, -len(near) % columns)).view(-1, 1, columns)
+    cache = torch.zeros(len(rows), 1, 1, columns, dtype=FP8)
+    ops.write_kv(cache, torch.arange(len(rows)), rows)
+    assert torch.equal(cache.view(torch.uint8).flatten(), fp8_rows(rows).view(torch.uint8).flatten())
+    only(device, "rotary")
+
+
+def test_a_key_that_is_no_number_stays_none(ops: CudaOps) -> None:
+    new = torch.randn(3, 1, 64)
+    new[1, 0, 7] = torch.nan
+    cache, scales = torch.zeros(3, 1, 1, 64, dtype=torch.int8), torch.zeros(3, 1, 1)
+    ops.write_kv(cache, torch.arange(3), new, scales)
+    assert scales.isnan().flatten().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8, FP8], ids=str)
 def test_copies_of_blocks_read_before_they_write(
     rng: random.Random, device: HostDevice, ops: CudaOps, dtype: torch.dtype
 ) -> None:
@@ -119,5 +187,5 @@ def test_copies_of_blocks_read_before_they_write(
     sources, targets = torch.randint(0, blocks, (count,)), torch.randperm(blocks)[:count]  # a target may be a source
     reference.copy_blocks(expected, sources, targets)
     ops.copy_blocks(cache, sources, targets)
-    assert torch.equal(cache, expected)
+    assert torch.equal(copyable(cache), copyable(expected))
     only(device, "copy_rows", "copy_rows")

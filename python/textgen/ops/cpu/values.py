@@ -256,5 +256,14 @@ class RecordedOps:
     def write_kv(self, cache: Any, rows: object, new: Any, scales: object = None) -> None:
         new.tape.add(WriteCache(layer=cache.layer, values=cache.values, x=new.at))
 
+    def rotate_and_write(
+        self, turned: Any, value: Any, tables: Any, keys: Any, values: Any, rows: object, scales: object = None
+    ) -> Any:
+        if tables is not None:
+            turned = self.rotate(turned, *tables)
+        self.write_kv(keys, rows, turned[:, turned.sizes[0] - value.sizes[0] :])
+        self.write_kv(values, rows, value)
+        return turned
+
     def __getattr__(self, name: str) -> Any:
         raise NotRecorded(f"the operation {name}")

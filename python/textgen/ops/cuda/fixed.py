@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from textgen.ops.cuda.attention import CudaAttention
+from textgen.ops.cuda.attention import CudaAttention, Work
 from textgen.ops.cuda.device import Device
-from textgen.ops.interface import AttentionForm, Ints, KvScales, SegmentLayout
+from textgen.ops.interface import AttentionForm, KvScales, SegmentLayout
 
 
 class NotFixed(Exception):
@@ -25,7 +24,7 @@ class FixedTokens:
     """Single tokens on the device."""
 
     tables: Tensor  # [tokens, blocks] int32
-    work: Tensor  # [tokens, 3] int32: the token, its row of the tables, its position
+    work: Tensor  # [tokens, 4] int32: its row of the tables, the token, 1, its position
     longest: int  # positions that a context has at most
     block_size: int
     chunk: int | None = None  # see `CudaAttention`
@@ -39,7 +38,6 @@ class FixedAttention(CudaAttention):
         layout = SegmentLayout(nothing, nothing, nothing, np.zeros((0, 0), np.int32), fixed.block_size)
         super().__init__(device, layout, window, like, fixed.chunk)
         self._fixed = fixed
-        self._longest = fixed.longest if window is None else min(fixed.longest, window)
         self._tables = fixed.tables
 
     def __call__(
@@ -52,13 +50,14 @@ class FixedAttention(CudaAttention):
         form: AttentionForm,
         scales: KvScales | None = None,
     ) -> Tensor:
-        if scales is not None or not self._takes(query, keys, values, form):
-            raise NotFixed(f"no kernel attends in {keys.dtype} over heads of {keys.shape[-1]} and {values.shape[-1]}")
-        query = self._aligned(query)
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        params = self._params(query, keys, values, form, out)
-        self._attend_single(query, form, params, np.arange(len(query)))
-        return out.view(len(out), -1)
+        kernel = self._kernel(query, keys, values, form, scales)
+        if kernel is None:
+            raise NotFixed(
+                f"no kernel attends with {query.dtype} in {keys.dtype} over heads of {keys.shape[-1]} and "
+                f"{values.shape[-1]} numbers"
+            )
+        return self._attend(kernel, self._aligned(query), keys, values, form, scales)
 
-    def _work_of(self, tokens: Ints) -> Tensor:
-        return self._fixed.work
+    def _work_of(self, size: int | None) -> Work:
+        longest = self._fixed.longest if self.window is None else min(self._fixed.longest, self.window)
+        return Work(self._fixed.work, 0, len(self._fixed.work), 0, longest)

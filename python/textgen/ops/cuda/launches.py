@@ -14,6 +14,8 @@ from textgen.ops.cuda.source import Source
 from textgen.ops.cuda.structures import Activate, CopyRows, Head, RmsNorm, Rotary
 
 DTYPES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
+NARROW = {torch.int8: "i8", torch.float8_e4m3fn: "e4m3"}
+STORED = {**DTYPES, **NARROW}  # of a cache
 MAX_NORM_PARTS = 4  # loads of a thread that a norm keeps in registers
 BLOCKS = 16  # of a grid that goes round, for each multiprocessor
 
@@ -102,20 +104,25 @@ def rotary(
     slots: Tensor | None,
     tokens: int,
     width: int,
+    stored: torch.dtype | None = None,
 ) -> None:
-    """Up to three heads of `head_of`; tables [tokens, dim] each; slots [tokens] int64 where a head has a cache."""
+    """Up to three heads of `head_of`; stored: the dtype of their caches, where that is another; tables [tokens, dim]
+    each; slots [tokens] int64 where a head has a cache."""
     dim = 2 * width if tables is None else tables[0].shape[-1]
-    source = Source.of("rotary", T=DTYPES[dtype], WIDTH=width, DIM=dim)
+    source = Source.of("rotary", T=DTYPES[dtype], STORED=STORED[stored or dtype], WIDTH=width, DIM=dim)
     cos, sin = (None, None) if tables is None else tables
     params = Rotary(*heads, *([Head()] * (3 - len(heads))), _address(cos), _address(sin), _address(slots), tokens)
     device.kernel(source)((tokens, 1, 1), 128, params)
 
 
-def head_of(x: Tensor, out: Tensor | None, cache: Tensor | None, rotated: bool) -> Head:
-    """x [tokens, heads, head_dim], tokens strided; out as x, or None; cache [..., heads, head_dim], or None."""
+def head_of(x: Tensor, out: Tensor | None, cache: Tensor | None, rotated: bool, scales: Tensor | None = None) -> Head:
+    """x [tokens, heads, head_dim], tokens strided; out as x, or None; cache [..., heads, head_dim], or None; its scales
+    [..., heads]."""
     _, heads, dim = x.shape
     stride = 0 if out is None else out.stride(0)
-    return Head(x.data_ptr(), x.stride(0), _address(out), stride, _address(cache), heads, dim, int(rotated), 0)
+    return Head(
+        x.data_ptr(), x.stride(0), _address(out), stride, _address(cache), _address(scales), heads, dim, int(rotated), 0
+    )
 
 
 def copy_rows(

@@ -1,7 +1,6 @@
 """The operations of `Ops` by kernels of `csrc/cuda`; what has no kernel for its shape or dtype is the reference's.
 
-Two operations are here that `Ops` has not, because a kernel does in one pass what are several there: `add_rms_norm` and
-`rotate_and_write`.
+One operation is here that `Ops` has not, because a kernel does in one pass what are two there: `add_rms_norm`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from textgen.ops.cuda import experts, grouped, launches
 from textgen.ops.cuda.attention import CudaAttention
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.sampling import choose
-from textgen.ops.interface import Attention, CrossLayout, RowGroups, SegmentLayout
+from textgen.ops.interface import Attention, CrossLayout, KvScales, RowGroups, SegmentLayout
 from textgen.ops.sampling import SamplingRows
 
 
@@ -59,35 +58,41 @@ class CudaOps:
 
     def rotate_and_write(
         self,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        tables: tuple[Tensor, Tensor],
-        caches: tuple[Tensor, Tensor],
+        turned: Tensor,
+        value: Tensor,
+        tables: tuple[Tensor, Tensor] | None,
+        keys: Tensor,
+        values: Tensor,
         rows: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Queries and keys [tokens, heads or kv_heads, head_dim], rotated; keys and values are written to their caches
-        at `rows`, as `write_kv` does."""
-        query, key, value = map(_by_token, qkv)
-        halves = _tables(*tables)
-        uniform = all(tensor.dtype == query.dtype for tensor in (key, value, *caches, *tables))
-        if (
-            not self._takes(query)
-            or halves is None
-            or not uniform
-            or not all(cache.is_contiguous() for cache in caches)
-        ):
-            query, key = (reference.rotate(x, *tables) for x in (query, key))
-            reference.write_kv(caches[0], rows, key)
-            reference.write_kv(caches[1], rows, value)
-            return query, key
-        outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key)]
-        width = _rotary_width(query.dtype, [query, key, value], halves, [*outs, *caches])
-        heads = [
-            launches.head_of(query, outs[0], None, True),
-            launches.head_of(key, outs[1], caches[0], True),
-            launches.head_of(value, None, caches[1], False),
+        scales: KvScales | None = None,
+    ) -> Tensor:
+        halves = None if tables is None else _tables(*tables)
+        uniform = (
+            value.dtype == turned.dtype
+            and keys.dtype == values.dtype
+            and (halves is None or halves[0].dtype == turned.dtype)
+        )
+        known = self._takes(turned) and uniform and (tables is None or halves is not None)
+        if not known or not all(map(self._writes, (keys, values), scales or (None, None), (turned, value))):
+            return reference.rotate_and_write(turned, value, tables, keys, values, rows, scales)
+        turned, value = _by_token(turned), _by_token(value)
+        out = None if halves is None else torch.empty(turned.shape, dtype=turned.dtype, device=turned.device)
+        result = turned if out is None else out
+        heads, (of_keys, of_values) = turned.shape[1] - keys.shape[2], scales or (None, None)
+        new = None if out is None else out[:, heads:]
+        written = [
+            launches.head_of(turned[:, heads:], new, keys, out is not None, of_keys),
+            launches.head_of(value, None, values, False, of_values),
         ]
-        launches.rotary(self._device, heads, query.dtype, halves, rows, len(query), width)
-        return outs[0], outs[1]
+        if out is not None:
+            written.append(launches.head_of(turned[:, :heads], out[:, :heads], None, True))
+        if halves is not None:
+            width = _rotary_width(turned.dtype, [turned, value], halves, [result, keys, values])
+        else:
+            sizes = [turned.shape[2], turned.stride(0), value.shape[2], value.stride(0)]
+            width = launches.width_of(turned.dtype, sizes, [turned, value, keys, values])
+        launches.rotary(self._device, written, turned.dtype, halves, rows, len(turned), width, keys.dtype)
+        return result
 
     def activate(self, x: Tensor, kind: Activation) -> Tensor:
         if not self._takes(x):
@@ -133,13 +138,19 @@ class CudaOps:
         return experts.weighted_sum(self._device, y, places.contiguous(), shares.contiguous())
 
     def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None:
-        if not self._takes(new) or cache.dtype != new.dtype or not cache.is_contiguous():
+        if not self._takes(new) or not self._writes(cache, scales, new):
             reference.write_kv(cache, rows, new, scales)
             return
         new = _by_token(new)
         width = launches.width_of(new.dtype, [new.shape[-1], new.stride(0)], [new, cache])
-        head = launches.head_of(new, None, cache, False)
-        launches.rotary(self._device, [head], new.dtype, None, rows, len(new), width)
+        head = launches.head_of(new, None, cache, False, scales)
+        launches.rotary(self._device, [head], new.dtype, None, rows, len(new), width, cache.dtype)
+
+    def _writes(self, cache: Tensor, scales: Tensor | None, new: Tensor) -> bool:
+        """Whether the kernel writes such rows into a cache."""
+        known = cache.dtype == new.dtype or cache.dtype in launches.NARROW
+        scaled = (scales is not None) == (cache.dtype == torch.int8)
+        return known and scaled and cache.is_contiguous() and (scales is None or scales.is_contiguous())
 
     def copy_blocks(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         if not self._device.holds(cache) or not cache.is_contiguous() or not cache.numel() or not len(sources):

@@ -28,6 +28,7 @@ class Head(Structure):
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("cache", c_void_p),
+        ("scales", c_void_p),
         *((name, c_int32) for name in ("heads", "head_dim", "rotated", "reserved")),
     ]
 
@@ -49,10 +50,14 @@ class CopyRows(Structure):
 
 class Attention(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("query", "keys", "values", "out", "tables", "work")),
-        *((name, c_void_p) for name in ("slopes", "biases", "sinks", "partial", "state")),
+        *((name, c_void_p) for name in ("query", "keys", "values", "key_scales", "value_scales", "out")),
+        *((name, c_void_p) for name in ("tables", "work", "slopes", "biases", "sinks", "partial", "state")),
         *((name, c_int64) for name in ("query_stride", "table_stride")),
-        *((name, c_int32) for name in ("heads", "kv_heads", "splits", "chunk", "window", "distances")),
+        *(
+            (name, c_int32)
+            for name in ("heads", "kv_heads", "tiles", "singles", "tile_tokens", "splits", "tile_splits")
+        ),
+        *((name, c_int32) for name in ("chunk", "tile_chunk", "window", "distances")),
         *((name, c_float) for name in ("scale", "soft_cap")),
     ]
 

@@ -22,7 +22,7 @@ struct Index {
 struct Copy {
     void* to;
     const void* from;
-    u32 group;
+    u32 group, bytes;
 };
 
 struct Fiber {

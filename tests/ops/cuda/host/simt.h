@@ -24,6 +24,7 @@
 #define threadIdx (simt::now->current->thread)
 #define blockIdx (simt::now->block)
 #define gridDim (simt::now->grid)
+#define blockDim (simt::Index{simt::now->threads, 1, 1})
 
 INTRINSIC void __syncthreads() {
     simt::meet(simt::now->barrier, simt::now->threads, simt::LANES, "__syncthreads", nullptr, nullptr,
@@ -135,20 +136,44 @@ INTRINSIC u16 half_of_float(float x) {
     if (unit == -24) return static_cast<u16>(sign + steps);
     return static_cast<u16>(sign + (static_cast<u32>(unit + 24) << 10) + steps);
 }
+INTRINSIC u32 pair_of_floats(float low, float high, bf16) {
+    return bfloat_of_float(low) | u32{bfloat_of_float(high)} << 16;
+}
+INTRINSIC u32 pair_of_floats(float low, float high, f16) { return half_of_float(low) | u32{half_of_float(high)} << 16; }
+static inline float to_float(bf16 x);
+static inline float to_float(f16 x);
+template <class Number>
+INTRINSIC u32 multiply_pairs(u32 a, u32 b, Number) {
+    float out[2];
+    for (u32 i = 0; i < 2; ++i) {
+        out[i] = to_float(Number{static_cast<u16>(a >> 16 * i)}) * to_float(Number{static_cast<u16>(b >> 16 * i)});
+    }
+    return pair_of_floats(out[0], out[1], Number{});
+}
+// Four of the eight bytes of y and x, named by the low bits of each digit of `digits`.
+INTRINSIC u32 __byte_perm(u32 x, u32 y, u32 digits) {
+    const u64 bytes = u64{y} << 32 | x;
+    u32 out = 0;
+    for (u32 i = 0; i < 4; ++i) out |= static_cast<u32>(bytes >> (digits >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return out;
+}
 INTRINSIC float exp2_fast(float x) {
     const float y = exp2f(x);
     return y < 1.1754944e-38f ? 0.0f : y;
 }
 INTRINSIC Quad load_streaming(const void* from) { return *static_cast<const Quad*>(from); }
 
-INTRINSIC void copy_async(void* shared, const void* global) {
+template <u32 BYTES>
+INTRINSIC void copy_later(void* shared, const void* global) {
     simt::Fiber& fiber = *simt::now->current;
     if (fiber.copies == simt::MAX_COPIES) simt::fail("more asynchronous copies than are known here");
-    if (reinterpret_cast<u64>(shared) % 16 != 0) simt::fail("an asynchronous copy goes where no 16 bytes begin");
-    if (reinterpret_cast<u64>(global) % 16 != 0) simt::fail("an asynchronous copy comes from no 16 bytes");
-    fiber.pending[fiber.copies++] = {shared, global, fiber.groups};
-    memset(shared, 0xff, 16);
+    if (reinterpret_cast<u64>(shared) % BYTES != 0) simt::fail("an asynchronous copy goes where no 16 bytes begin");
+    if (reinterpret_cast<u64>(global) % BYTES != 0) simt::fail("an asynchronous copy comes from no 16 bytes");
+    fiber.pending[fiber.copies++] = {shared, global, fiber.groups, BYTES};
+    memset(shared, 0xff, BYTES);
 }
+INTRINSIC void copy_async(void* shared, const void* global) { copy_later<16>(shared, global); }
+INTRINSIC void copy_async_word(void* shared, const void* global) { copy_later<4>(shared, global); }
 INTRINSIC void copy_commit() { ++simt::now->current->groups; }
 template <i32 PENDING>
 INTRINSIC void copy_wait() {
@@ -159,7 +184,7 @@ INTRINSIC void copy_wait() {
         if (copy.group + PENDING >= fiber.groups) {
             fiber.pending[kept++] = copy;
         } else {
-            memcpy(copy.to, copy.from, 16);
+            memcpy(copy.to, copy.from, copy.bytes);
         }
     }
     fiber.copies = kept;
@@ -186,9 +211,6 @@ INTRINSIC void load_matrices(u32 (&out)[4], const void* row) { matrices<false>("
 INTRINSIC void load_matrices_transposed(u32 (&out)[4], const void* row) {
     matrices<true>("load_matrices_transposed", out, row);
 }
-
-static inline float to_float(bf16 x);
-static inline float to_float(f16 x);
 
 // Sums in float32, as the order of a GPU's is not told.
 template <class Number>

@@ -58,7 +58,7 @@ __device__ __forceinline__ f16 from_float<f16>(float x) {
 // Two neighbours as one word, the first in the low half.
 template <class T>
 DEVICE u32 pack_pair(float low, float high) {
-    return from_float<T>(low).bits | static_cast<u32>(from_float<T>(high).bits) << 16;
+    return pair_of_floats(low, high, T{});
 }
 
 DEVICE Quad load_quad(const void* from) { return *static_cast<const Quad*>(from); }

@@ -31,6 +31,29 @@ INTRINSIC u16 bfloat_of_float(float x) {
     return bits;
 }
 
+// Two neighbours as one word, the first in the low half.
+INTRINSIC u32 pair_of_floats(float low, float high, bf16) {
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+INTRINSIC u32 pair_of_floats(float low, float high, f16) {
+    u32 bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+// Both products, rounded once; what is below the normal numbers is kept.
+INTRINSIC u32 multiply_pairs(u32 a, u32 b, bf16) {
+    u32 bits;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(a), "r"(b), "r"(0x80008000u));
+    return bits;
+}
+INTRINSIC u32 multiply_pairs(u32 a, u32 b, f16) {
+    u32 bits;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
+    return bits;
+}
+
 // 2^x within two units in the last place; what is too small is 0.
 INTRINSIC float exp2_fast(float x) {
     float y;
@@ -52,6 +75,9 @@ INTRINSIC u32 shared_address(const void* pointer) { return static_cast<u32>(__cv
 // 16 bytes into shared memory: there when the thread has waited and a barrier has passed.
 INTRINSIC void copy_async(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+INTRINSIC void copy_async_word(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 INTRINSIC void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most PENDING of the thread's latest groups are under way.
