@@ -83,7 +83,7 @@ def test_attention(rng: random.Random, device: HostDevice, fixed: CudaOps, dtype
     contexts = [Context(length, dtype, 40 * index) for index, length in enumerate(lengths)]
     cache = tuple(torch.randn(120, BLOCK, HEADS[1], DIM).to(dtype) for _ in range(2))
     assert len(cache) == 2
-    window = None
+    window = rng.choice([None, 9, 70])
     whole = [attended(fixed, cache, window, [(each, 0, each.length, False)])[0] for each in contexts]
     last = [attended(fixed, cache, window, [(each, each.length - 1, each.length, True)])[0] for each in contexts]
     for device.processors in (1, 200):
