@@ -226,8 +226,9 @@ def test_a_gpu_is_given_as_many_blocks_as_are_of_use(model: Model) -> None:
     assert "H (sm_90)" in table and "--cuda-memory-fraction 0.9" in table and "at most 4096 blocks" in table
     told = parse_settings(made.shard_settings())
     assert (told.device, told.attention, told.memory_fraction, told.kv_share) == ("cuda", "native", 0.9, 1.0)
-    assert (told.graphs, told.least_blocks) == ((1, 8), 512 // 16 + 1)
+    assert (told.graphs, told.least_blocks, told.deterministic) == ((1, 8), 512 // 16 + 1, False)
     assert parse_settings(plan(model, gpu(), device="cuda", kv_memory=Share(0.25)).shard_settings()).kv_share == 0.25
+    assert parse_settings(plan(model, gpu(), device="cuda", deterministic=True).shard_settings()).deterministic
     assert plan(model, gpu(), device="cuda", kv_memory=GIB // 64).memory.kv_bytes <= GIB // 64
 
 

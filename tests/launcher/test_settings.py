@@ -50,12 +50,13 @@ def test_every_setting_is_a_flag_and_a_variable(field: object) -> None:
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "disable_grammar_support": "true",
         "watermark_gamma": "0.25", "trust_remote_code": "true", "quantize": "int8", "plan": "off", "cpu_isa": "avx2",
         "kv_cache_dtype": "int8", "cpu_bind": "1,0", "attention": "native", "cuda_memory_fraction": "0.5",
-        "cuda_graphs": "1,2",
+        "cuda_graphs": "1,2", "deterministic": "true",
         "allow_unauthenticated": "true", "vertex_predict_route": "/p", "vertex_health_route": "/h",
         "otlp_protocol": "http/protobuf",
     }  # fmt: skip
     value = values.get(name, "3")
-    switch = name in ("json_output", "disable_grammar_support", "trust_remote_code", "allow_unauthenticated")
+    switches = ("json_output", "disable_grammar_support", "trust_remote_code", "allow_unauthenticated", "deterministic")
+    switch = name in switches
     # Each is refused without the other.
     others = {
         "trust_remote_code": ["--revision", "0123456789" * 4],
@@ -157,6 +158,7 @@ def test_log_levels_have_one_spelling() -> None:
         (["--model-id", " "], ["--model-id", "empty"]),
         (["--num-shard", "2"], ["--num-shard 2", "not supported"]),
         (["--attention", "native"], ["--attention native is for GPUs", "--device cuda"]),
+        (["--deterministic", "--device", "cuda", "--attention", "torch"], ["leave out", "--attention torch"]),
         (["--attention", "paged"], ["auto, native, flash-attn, torch"]),
         (["--cuda-memory-fraction", "1.1"], ["--cuda-memory-fraction", "at most 1"]),
         (["--cpu-bind", "0-x"], ["--cpu-bind", "none, auto, or processors such as 0-15,32"]),

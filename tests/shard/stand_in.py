@@ -4,7 +4,7 @@ held to the order that a real one asks for.
 - A copy to the device is held open until an event behind it is over: whoever writes into its source meanwhile fails.
 - A copy to the host shows nonsense until then.
 - Captured work is the operations that torch dispatched and the kernels that were launched; a replay makes them again,
-  on the same memory. What a capture changed on its way is put back.
+  on the same memory. What a capture changed on its way is put back. What asks the host for something fails.
 - Each allocation is counted, and one beyond the limit fails.
 """
 
@@ -28,6 +28,8 @@ from textgen.shard.accelerator import CaptureError, Event, Replay
 from ..ops.cuda.host_device import HostDevice
 
 NONSENSE = 0xAB
+ASK_THE_HOST = {"_local_scalar_dense", "bincount", "equal", "is_nonzero", "masked_select", "nonzero", "_unique2"}
+"""Operations that wait for a GPU's numbers: on their way to Python, or to the size of what they give."""
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -45,6 +47,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        assert func.overloadpacket.__name__ not in ASK_THE_HOST, f"a capture would fail: {func} asks the host"
         if func._schema.is_mutable:
             for given, argument in zip(args, func._schema.arguments, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.seeds import fresh_seed
-from textgen.ops.cuda.ops import CudaOps
-from textgen.ops.transfer import upload
 from textgen.shard import graphs
 from textgen.shard.graphs import Graphs
 from textgen.shard.protocol import Done, Failed
@@ -40,31 +36,6 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3, "frequency_penalty": 0.2},
     {"temperature": 1.2, "presence_penalty": 0.5},
 ]
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    return random.Random(fresh_seed())
-
-
-@pytest.fixture
-def gpu(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """What `--device cuda` opens."""
-    kernels = StandInKernels(rng.getrandbits(64), BUILT)
-    accelerator = StandIn(kernels, rng)
-    monkeypatch.setattr("textgen.shard.start.open_accelerator", lambda *_: (accelerator, CudaOps(kernels)))
-    monkeypatch.setattr(graphs, "SPACING", 1)
-
-    def checked(load: Callable[..., Any]) -> Callable[..., Any]:
-        def uploads(*given: Any) -> Any:
-            assert kernels.recorder is None, "what is captured asks the host for something"
-            return load(*given)
-
-        return uploads
-
-    for module in ("textgen.ops.cuda.attention", "textgen.shard.decode", "textgen.ops.cuda.sampling"):
-        monkeypatch.setattr(f"{module}.upload", checked(upload))
-    return accelerator
 
 
 def on_gpu(make_runner: RunnerMaker, **changes: Any) -> Runner:
@@ -136,6 +107,21 @@ def test_graphs_are_replayed_and_equal_launches(make_runner: RunnerMaker, gpu: S
     gpu.refuses = None
     play(other, script[:7])
     assert gpu.captured == 2 and other.pipeline is not None and other.pipeline.steps.sizes == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen2MoeForCausalLM"])
+def test_a_mixture_of_experts_is_captured(
+    make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, architecture: str, tmp_path: Path
+) -> None:
+    """Which expert has which token, nobody asks the host."""
+    make_model(tmp_path, architecture, rng.getrandbits(30))
+    script: list[tuple[str, int, list[int], dict[str, Any]]]
+    script = [("seat", slot, [rng.randrange(100) for _ in range(rng.randint(1, 9))], {}) for slot in range(3)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, model_dir=str(tmp_path)), script)
+    assert gpu.captured == 2 and gpu.replayed >= 6
+    assert {"route", "group_rows", "grouped_linear", "weighted_sum"} <= set(gpu.kernels.launches)
+    equal(ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", model_dir=str(tmp_path)), script))
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [("int8", "float32"), ("fp8", "bfloat16")])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from textgen.models.spec import GatedActivation
+from textgen.models.spec import GatedActivation, RouterSpec
 from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference, sampling
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.ops import CudaOps
@@ -159,6 +159,62 @@ def _attention(
     return error(got, expected), within
 
 
+def experts(case: Case) -> Error:
+    """A choice of experts, a grouped product of few or many rows, and what makes groups and sums of its rows."""
+    rng, dtype, share = case.rng, case.dtype(), case.rng.choice([1, 2, 8])
+    tokens, groups = rng.choice([1, 4, case.largest // 8, case.largest]), rng.choice([8, 60])
+    inputs, outputs = 8 * rng.randint(1, case.largest // 8), rng.randint(1, case.largest)
+    scores, spec = case.tensor(tokens, groups), RouterSpec(top_k=share, normalize=True)
+    shares, chosen = case.ops.route(scores, spec, None)
+    of_shares = error(shares, reference.route(scores, spec, None)[0])
+    x, biases = case.tensor(tokens, inputs, dtype=dtype), case.tensor(groups, outputs, dtype=dtype)
+    weights = (case.tensor(groups, outputs, inputs) * inputs**-0.5).to(dtype)
+    sources, places, ends = case.ops.group_rows(chosen, groups)
+    same = zip((sources, places, ends), reference.group_rows(chosen, groups), strict=True)
+    wrong = 0.0 if all(torch.equal(ours, theirs) for ours, theirs in same) else float("inf")
+    y = case.ops.grouped_linear(x, weights, ends, biases, sources)
+    exact = torch.cat(
+        [
+            x[rows.long()].double() @ weights[group].double().t() + biases[group].double()
+            for group, rows in enumerate(sources.tensor_split(ends[:-1].cpu().long()))
+        ]
+    )
+    summed = error(case.ops.weighted_sum(y, places, shares), reference.weighted_sum(y, places, shares))
+    return max(wrong, of_shares, error(y, exact), summed), WITHIN[dtype]
+
+
+def same_bits(case: Case) -> Error:
+    """In one order: rows of products alone and beside others, in tiles of other shapes; and tokens beside others, in
+    prompts that are cut elsewhere."""
+    rng, dtype, fixed = case.rng, case.dtype(), CudaOps(case.kernels, 256)
+    rows, inputs, outputs = rng.choice([40, case.largest]), 8 * rng.randint(1, case.largest // 8), rng.randint(1, 300)
+    x, weight = case.tensor(rows, inputs, dtype=dtype), case.tensor(outputs, inputs, dtype=dtype)
+    whole, at = fixed.linear(x, weight, None), rng.randrange(rows)
+    good = all(
+        torch.equal(fixed.linear(x[at : at + count], weight, None), whole[at : at + count]) for count in (1, 20, 100)
+    )
+    length, dim = rng.randint(9, case.largest), 64
+    pages = -(-length // BLOCK)
+    keys, values = (case.tensor(2 * pages, BLOCK, 2, dim, dtype=dtype) for _ in range(2))
+    query = case.tensor(length, 8, dim, dtype=dtype)
+    tables, window = np.arange(2 * pages, dtype=np.int32).reshape(2, pages), rng.choice([None, 70])
+
+    def attended(*parts: tuple[int, int]) -> Tensor:
+        """The tokens of the sequence from one to before another; of the second part, of another sequence."""
+        starts, ends = np.array(parts).T
+        lengths, drawn = ends - starts, ends - starts == 1
+        layout = SegmentLayout(np.cumsum(lengths) - lengths, starts, lengths, tables[: len(parts)], BLOCK, drawn)
+        asked = torch.cat([query[start:end] for start, end in parts])
+        form, new = AttentionForm(dim**-0.5), asked[:, :2]
+        return fixed.attention(layout, window, keys)(asked, new, new, keys, values, form)
+
+    prompt, cut = attended((0, length)), rng.randint(0, length - 2)
+    good &= torch.equal(attended((cut, length), (0, length))[: length - cut], prompt[cut:])
+    single = attended((cut, cut + 1))
+    good &= torch.equal(attended((cut, cut + 1), (length - 1, length))[:1], single)
+    return 0.0 if good else float("inf"), 0.0
+
+
 def _rows(case: Case, count: int) -> sampling.SamplingRows:
     rng = case.rng
 
@@ -208,6 +264,8 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "attention_tiles, attention_decode": attention,
     "the same over 8 bits": attention_of_8_bits,
     "attention_latent": latent_attention,
+    "route, group_rows, grouped_linear, weighted_sum": experts,
+    "grouped_linear, attention in one order": same_bits,
     "sample": sample,
     "shape": shape_logits,
 }

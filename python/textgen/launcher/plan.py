@@ -119,6 +119,7 @@ class Plan:
                 "kv_share": settings.kv_memory.value if isinstance(settings.kv_memory, Share) else 1.0,
                 "least_blocks": self.sequence_blocks,
                 "graphs": settings.cuda_graphs,
+                "deterministic": settings.deterministic,
                 "plan": settings.plan,
                 "cpu_isa": settings.cpu_isa,
                 "kv_cache_dtype": settings.kv_cache_dtype,

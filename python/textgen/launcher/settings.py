@@ -293,6 +293,12 @@ class Settings:
         group=BATCHING, default="1, 2, 4, and so on in finer steps up to --max-batch-size", metavar="SIZES",
         from_environment=lambda value: not set(value) - set("0123456789, "),
     )  # fmt: skip
+    deterministic: bool = setting(
+        boolean, False,
+        "Whether a request's tokens must not depend on what else is in its batch: on a GPU by kernels that sum in one "
+        "order, at some speed. docs/gpu.md says what holds; on a CPU it changes nothing.",
+        group=BATCHING, default="false", switch=True,
+    )  # fmt: skip
     prefix_caching: bool = setting(
         boolean, True, "Keep what was computed for prompts that begin alike: true or false.",
         group=BATCHING, default="true",
@@ -469,6 +475,10 @@ class Settings:
             raise SettingsError(f"--num-shard {self.num_shard} is not supported in this version; leave it out")
         if self.device == "cpu" and self.attention != "auto":
             raise SettingsError(f"--attention {self.attention} is for GPUs; leave it out, or use --device cuda or auto")
+        if self.deterministic and self.attention in ("flash-attn", "torch"):
+            raise SettingsError(
+                f"--deterministic takes Textgen's own kernels; leave out it or --attention {self.attention}"
+            )
         _ordered(self, "max_input_tokens", "max_total_tokens", strict=True)
         _ordered(self, "max_total_tokens", "max_batch_total_tokens")
         _ordered(self, "max_batch_prefill_tokens", "max_batch_total_tokens")

@@ -1,4 +1,7 @@
-"""A mixture of experts: tokens sorted by expert, then one grouped product for all experts."""
+"""A mixture of experts: tokens sorted by expert, then one grouped product for all experts.
+
+Nothing of it asks the host, and each token's sum has its own order: a step can be captured, and gives the same twice.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,11 @@ class Shared:
 
     mlp: Mlp
     switch: Tensor | None
+    ops: Ops
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self.mlp(x)
-        return y if self.switch is None else y.mul_(torch.sigmoid(x @ self.switch.t()))
+        return y if self.switch is None else y.mul_(torch.sigmoid(self.ops.linear(x, self.switch, None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +50,12 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden]."""
         weights, chosen = self.router(x)
-        experts, order = chosen.flatten().sort(stable=True)
-        tokens = order // self.spec.router.top_k
-        ends = torch.bincount(experts, minlength=self.spec.count).cumsum(0).to(torch.int32)
-        inner = _plus(self.ops.grouped_linear(x.index_select(0, tokens), self.up, ends), self.up_bias, experts)
-        inner = self.ops.activate_gated(inner, self.spec.activation)
-        y = _plus(self.ops.grouped_linear(inner, self.down, ends), self.down_bias, experts)
-        y.mul_(weights.flatten().index_select(0, order)[:, None].to(y.dtype))
-        out = self.reduce.all_reduce(torch.zeros_like(x).index_add_(0, tokens, y))
+        ops, (sources, places, ends) = self.ops, self.ops.group_rows(chosen, self.spec.count)
+        inner = ops.grouped_linear(x, self.up, ends, self.up_bias, sources)
+        inner = ops.activate_gated(inner, self.spec.activation)
+        y = ops.grouped_linear(inner, self.down, ends, self.down_bias)
+        out = self.reduce.all_reduce(ops.weighted_sum(y, places, weights))
         return out if self.shared is None else out.add_(self.shared(x))
-
-
-def _plus(y: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
-    return y if bias is None else y.add_(bias.index_select(0, experts))
 
 
 def load_experts(context: LoadContext, spec: DecoderSpec, experts: ExpertsSpec, names: LayerNames, ops: Ops) -> Experts:
@@ -66,7 +63,7 @@ def load_experts(context: LoadContext, spec: DecoderSpec, experts: ExpertsSpec, 
     up_bias, down_bias = load_expert_biases(context, spec.hidden_size, experts, names)
     return Experts(
         spec=experts,
-        router=load_router(context, spec, experts, names),
+        router=load_router(context, spec, experts, names, ops),
         up=up,
         down=down,
         up_bias=up_bias,
@@ -84,4 +81,4 @@ def _load_shared(
         return None
     mlp = load_mlp(context, spec, experts.shared, names.shared, ops)
     part = Part(f"{names.shared_switch}.weight", (1, spec.hidden_size))
-    return Shared(mlp, context.tensor(part) if experts.shared_switch else None)
+    return Shared(mlp, context.tensor(part) if experts.shared_switch else None, ops)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from textgen.ops.pages import empty
 from textgen.parallel import Parallel
+
+Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x @ weight.T + bias, as `Ops.linear`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,27 +135,30 @@ class DenseWeight:
     """A weight stored as it is multiplied: [out, in] in the model's dtype."""
 
     values: Tensor
+    product: Product = F.linear
 
     @property
     def outputs(self) -> int:
         return self.values.shape[0]
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, self.values, bias)
+        return self.product(x, self.values, bias)
 
     def reordered(self, order: Tensor) -> DenseWeight:
-        return DenseWeight(self.values.index_select(0, order))
+        return replace(self, values=self.values.index_select(0, order))
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFormat:
     """As they are multiplied."""
 
+    product: Product = F.linear
+
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
-        return DenseWeight(context.tensor(*parts))
+        return DenseWeight(context.tensor(*parts), self.product)
 
     def of(self, values: Tensor) -> Weight:
-        return DenseWeight(values)
+        return DenseWeight(values, self.product)
 
     def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
         return self.of(values)

@@ -68,7 +68,7 @@ def _in_four_bits(packed: Packed4Format, format: WeightFormat | None) -> WeightF
         return packed
     if isinstance(format, CachedFormat) and _as_stored(format):
         return CachedFormat(packed, format.cache)
-    raise ModelError("the checkpoint is in four bits already; leave out --quantize")
+    raise ModelError("the checkpoint is in four bits already; leave out --quantize and --deterministic")
 
 
 def _as_stored(format: WeightFormat) -> bool:

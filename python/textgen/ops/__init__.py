@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from textgen.ops import reference
-from textgen.ops.interface import Attention, AttentionForm, CrossLayout, KvScales, Ops, SegmentLayout
+from textgen.ops.interface import Attention, AttentionForm, CrossLayout, KvScales, Ops, RowGroups, SegmentLayout
 
 
 def select_ops() -> Ops:
@@ -11,4 +11,4 @@ def select_ops() -> Ops:
     return reference
 
 
-__all__ = ["Attention", "AttentionForm", "CrossLayout", "KvScales", "Ops", "SegmentLayout", "select_ops"]
+__all__ = ["Attention", "AttentionForm", "CrossLayout", "KvScales", "Ops", "RowGroups", "SegmentLayout", "select_ops"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from textgen.models.spec import Activation, GatedActivation
+from textgen.models.spec import Activation, GatedActivation, RouterSpec
 from textgen.ops.sampling import SamplingRows
 
 Ints = NDArray[np.int64]
@@ -24,6 +24,7 @@ class SegmentLayout:
     lengths: Ints  # [n] tokens, at least 1
     tables: NDArray[np.int32]  # [n, blocks] block table rows; entries after the sequence's end mean nothing
     block_size: int
+    drawn: NDArray[np.bool_] | None = None  # [n] whether its one token was drawn in a step before; None: nobody knows
 
     @property
     def ends(self) -> Ints:
@@ -70,6 +71,14 @@ class KvScales(NamedTuple):
     values: Tensor
 
 
+class RowGroups(NamedTuple):
+    """Entries sorted by group: a row stands at several places, one for each group that it is in."""
+
+    sources: Tensor  # [rows * share] int32, by place: the row that stands there
+    places: Tensor  # [rows, share] int32, where the row's entries stand
+    ends: Tensor  # [groups] int32, the place each group ends before
+
+
 class Attention(Protocol):
     """One step's attention over one window: built once per step, used by every layer with that window."""
 
@@ -111,7 +120,17 @@ class Ops(Protocol):
 
     def activate_gated(self, gate_up: Tensor, kind: GatedActivation) -> Tensor: ...
 
-    def grouped_linear(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def route(self, scores: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]: ...
+
+    def group_rows(self, chosen: Tensor, groups: int) -> RowGroups: ...
+
+    def grouped_linear(
+        self, x: Tensor, weights: Tensor, ends: Tensor, biases: Tensor | None = None, sources: Tensor | None = None
+    ) -> Tensor: ...
+
+    def weighted_sum(self, y: Tensor, places: Tensor, shares: Tensor) -> Tensor: ...
 
     def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None: ...
 

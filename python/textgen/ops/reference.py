@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from textgen.models.spec import Activation, ClampedSilu, GatedActivation
+from textgen.models.spec import Activation, ClampedSilu, GatedActivation, RouterSpec
 from textgen.ops import sampling
-from textgen.ops.interface import Attention, CrossLayout, KvScales, SegmentLayout
+from textgen.ops.interface import Attention, CrossLayout, KvScales, RowGroups, SegmentLayout
 from textgen.ops.reference_attention import PagedAttention
 from textgen.ops.reference_cross import CrossAttention
 from textgen.quantization.rows import FP8, copyable, fp8_rows, quantize_rows
@@ -83,13 +83,75 @@ def activate_gated(gate_up: Tensor, kind: GatedActivation) -> Tensor:
     return (gate * torch.sigmoid(gate * kind.alpha)).mul_(up.add_(1))
 
 
-def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Each group of rows times a matrix of its own, as `x @ weight.T`.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias. x [..., in], weight [out, in], bias [out]; returns [..., out]."""
+    return F.linear(x, weight, bias)
 
-    x [rows, in], group after group; weights [groups, out, in]; ends [groups] int32, the row each group ends before.
-    Sizes of rows are multiples of 16 bytes.
+
+def route(scores: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Shares, float32, and experts, int64, of each token, both [tokens, top_k], the best first.
+
+    scores [tokens, experts], as the router's linear layer gives them; correction [experts] float32.
     """
-    return F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+    scores = scores.float()
+    if spec.score != "chosen":
+        scores = scores.softmax(dim=-1) if spec.score == "softmax" else scores.sigmoid()
+    wished = scores if correction is None else scores + correction
+    if spec.groups > 1:
+        wished = within_best_groups(wished, spec)
+    experts = wished.topk(spec.top_k, dim=-1).indices
+    shares = scores.gather(1, experts)
+    if spec.score == "chosen":
+        shares = shares.softmax(dim=-1)
+    if spec.normalize:
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + 1e-20)
+    return shares * spec.scale, experts
+
+
+def within_best_groups(scores: Tensor, spec: RouterSpec) -> Tensor:
+    """The scores, but those of experts outside the best groups are out of reach."""
+    grouped = scores.view(len(scores), spec.groups, -1)
+    best = grouped.topk(1 if spec.group_score == "best" else 2, dim=-1).values.sum(dim=-1)
+    chosen = best.topk(spec.top_groups, dim=-1).indices
+    outside = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
+    return grouped.masked_fill(outside[:, :, None], -torch.inf).view(scores.shape)
+
+
+def group_rows(chosen: Tensor, groups: int) -> RowGroups:
+    """Sort the groups [rows, share] int64 that rows are in, stably: within a group rows keep their order."""
+    entries, order = chosen.flatten().sort(stable=True)
+    count = torch.arange(len(order), device=chosen.device)
+    places = torch.empty_like(order).scatter_(0, order, count).view(chosen.shape)
+    ends = torch.searchsorted(entries, torch.arange(groups, device=chosen.device), right=True, out_int32=True)
+    return RowGroups((order // chosen.shape[1]).to(torch.int32), places.to(torch.int32), ends)
+
+
+def grouped_linear(
+    x: Tensor, weights: Tensor, ends: Tensor, biases: Tensor | None = None, sources: Tensor | None = None
+) -> Tensor:
+    """Each group of rows times a matrix of its own, as `x @ weight.T + bias`.
+
+    x [rows, in], group after group, or with sources [rows] int32 the rows of x that stand there; weights
+    [groups, out, in]; biases [groups, out]; ends [groups] int32, the row each group ends before. Sizes of rows are
+    multiples of 16 bytes.
+    """
+    x = x if sources is None else x.index_select(0, sources)
+    y: Tensor = F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+    if biases is None:
+        return y
+    group = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
+    return y.add_(biases.index_select(0, group))
+
+
+def weighted_sum(y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
+    """[rows, size]: of each row the sum of rows of y, times their shares; in float32, in the order they are named.
+
+    y [n, size]; places [rows, share] int32, rows of y; shares [rows, share] float32.
+    """
+    total = y.new_zeros(len(places), y.shape[1], dtype=torch.float32)
+    for place, share in zip(places.unbind(1), shares.unbind(1), strict=True):
+        total.addcmul_(y.index_select(0, place).float(), share[:, None])
+    return total.to(y.dtype)
 
 
 def write_kv(cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None:

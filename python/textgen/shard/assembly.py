@@ -39,10 +39,17 @@ def open_accelerator(settings: ShardSettings, dtype: torch.dtype) -> tuple[Accel
     from textgen.shard.accelerator import CudaAccelerator
 
     try:
-        ops, kernels = choose_ops(settings.attention, 0, dtype, settings.block_size)
+        ops, kernels = choose_ops(settings.attention, 0, dtype, settings.block_size, chunk_of(settings))
     except OpsMissing as error:
         raise ShardError(str(error)) from None
     return CudaAccelerator(0, settings.memory_fraction, kernels), ops
+
+
+def chunk_of(settings: ShardSettings) -> int | None:
+    """Into parts of how many positions contexts are cut where nothing may depend on the batch; None: as suits it."""
+    from textgen.ops.cuda.attention import fixed_chunk
+
+    return fixed_chunk(settings.max_context) if settings.deterministic else None
 
 
 def assemble(
@@ -98,11 +105,12 @@ def _by_memory(
         given = settings.graphs or ()
         sizes = sorted({*given, *(size for size in default_sizes(settings.max_slots) if size > max(given, default=0))})
         graphs = Graphs(accelerator, budget)
-        steps = DecodeSteps(model, cache, groups, slots, accelerator, sizes, graphs, settings.graphs)
+        captured, chunk = settings.graphs, chunk_of(settings)
+        steps = DecodeSteps(model, cache, groups, slots, accelerator, sizes, graphs, captured, chunk)
         return Pipeline(steps, slots, memory.masks.timeout)
 
-    captured = MOST if follows and settings.graphs != () else 0
+    most = MOST if follows and settings.graphs != () else 0
     with torch.inference_mode():
-        fit = fit_pages(accelerator, settings, captured, lambda pages: make(pages, attach))
+        fit = fit_pages(accelerator, settings, most, lambda pages: make(pages, attach))
         budget = fit.graphs
         return make(fit.pages, attach)

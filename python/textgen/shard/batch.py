@@ -246,12 +246,13 @@ def pack(
     positions = segments.positions(owner)
     blocks, within = np.divmod(positions, slots.block_size)
     of_tokens, width = segments.slot[owner], -(-int(segments.end.max()) // slots.block_size)
+    drawn = segments.last & (segments.length == 1)
     rows, attention = [], []
     for tables, window in zip(slots.tables, groups.windows, strict=True):
         own = tables[of_tokens, blocks].astype(np.int64) * slots.block_size + within
         rows.append(upload(own, like.device))
         of_segments = tables[segments.slot, :width]
-        layout = SegmentLayout(segments.offset, segments.start, segments.length, of_segments, slots.block_size)
+        layout = SegmentLayout(segments.offset, segments.start, segments.length, of_segments, slots.block_size, drawn)
         attention.append(ops.attention(layout, window, like))
     return PackedBatch(
         ids=_ids(segments, slots),

@@ -72,10 +72,12 @@ class DecodeSteps:
         sizes: Sequence[int],
         graphs: Graphs,
         captured: Sequence[int] | None = None,
+        chunk: int | None = None,
     ) -> None:
-        """captured: the sizes that graphs are for; None: all."""
+        """captured: the sizes that graphs are for; None: all. chunk: of `FixedTokens`."""
         assert accelerator.kernels is not None
         self.sizes, self.graphs = tuple(sizes), graphs
+        self._chunk = chunk
         self._captured = set(sizes if captured is None else captured)
         self._model, self._cache, self._groups, self._slots = model, cache, groups, slots
         self._accelerator, self._kernels = accelerator, accelerator.kernels
@@ -219,7 +221,7 @@ class DecodeSteps:
         of_groups, attention = [], []
         for table, window in zip(tables, self._groups.windows, strict=True):
             of_groups.append(table.gather(1, block)[:, 0].long() * size + within)
-            fixed = FixedTokens(table, self._work[:rows], longest, size)
+            fixed = FixedTokens(table, self._work[:rows], longest, size, self._chunk)
             attention.append(FixedAttention(self._kernels, fixed, window, self._model.like))
         batch = PackedBatch(
             ids=self._slots.last_token.index_select(0, slot),

@@ -29,6 +29,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_share: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of what is free beside weights, steps and graphs
     least_blocks: Positive = 1  # fewer are of no use
     graphs: tuple[Positive, ...] | None = None  # batch sizes to capture; None: the shard's own, (): none
+    deterministic: bool = False  # whether tokens must not depend on the batch
     rank: Annotated[int, Meta(ge=0)] = 0
     world_size: Positive = 1
     max_top_n: Annotated[int, Meta(ge=0)] = 20

@@ -13,7 +13,7 @@ import torch
 
 from textgen._router import reserve_weights
 from textgen.gguf.index import NAME as GGUF_INDEX
-from textgen.layers.weight import WeightFormat
+from textgen.layers.weight import DenseFormat, WeightFormat
 from textgen.models.decoder import Decoder, Model
 from textgen.models.load import load_model
 from textgen.models.spec import DecoderSpec
@@ -131,6 +131,13 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
     parallel = Parallel(settings.rank, settings.world_size)
     folder, trust = Path(settings.model_dir), settings.trust_remote_code
     form = _format(settings, folder)
+    if fixed := settings.deterministic and accelerator is not None:
+        from textgen.shard.deterministic import check_model, check_settings  # a processor has no use for it
+
+        check_settings(settings)
+        form = DenseFormat(ops.linear)
+    elif settings.deterministic:
+        log.warning("--deterministic changes nothing on a processor")
     kept = _cache(settings, folder)
     if kept is not None:
         form = CachedFormat(form or StoredFormat(), kept)
@@ -147,6 +154,8 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
         model = load(None if settings.quantize is None else FORMATS[settings.quantize])
     elif kept is not None:
         kept.commit()
+    if fixed:
+        check_model(model)
     wide = WideSize(settings.max_batch_tokens, settings.max_slots, settings.max_top_n)
     memory = SharedMemory(memory_fd, wide, MaskSize(settings.max_slots, model.spec.vocab_size), settings.mask_timeout)
     stored = STORED.get(settings.kv_cache_dtype, dtype)

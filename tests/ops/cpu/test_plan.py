@@ -18,12 +18,12 @@ from tests.models.test_decoder import BLOCK, BLOCKS, CPU, Sequence, load, run_st
 from tests.models.test_fallback import make
 from tests.models.tiny import make_model, random_prompt
 from tests.seeds import fresh_rng, fresh_seed
-from textgen.layers.router import Router, _within_best_groups
+from textgen.layers.router import Router
 from textgen.layers.weight import DenseFormat, Weight, WeightFormat
 from textgen.models.decoder import Decoder, Model
 from textgen.models.errors import ModelError
 from textgen.models.load import load_model
-from textgen.ops import select_ops
+from textgen.ops import reference, select_ops
 from textgen.ops.cpu.instructions import Multiply, Program
 from textgen.ops.cpu.layout import lay_out
 from textgen.ops.cpu.library import Kernels
@@ -103,7 +103,7 @@ def clear_logits(decoder: Decoder, rng: random.Random, monkeypatch: pytest.Monke
         if spec.groups > 1:
             best = wished.view(len(x), spec.groups, -1).topk(1 if spec.group_score == "best" else 2, dim=-1).values
             gaps.append(gap(best.sum(dim=-1), spec.top_groups))
-            wished = _within_best_groups(wished, spec)
+            wished = reference.within_best_groups(wished, spec)
         gaps.append(gap(wished, spec.top_k))
         return route(router, x)
 

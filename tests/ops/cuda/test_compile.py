@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from textgen.models.spec import RouterSpec
+from textgen.ops.cuda import experts, grouped
 from textgen.ops.cuda.attention_kernels import AttentionKernel, Shape, kernel_for
 from textgen.ops.cuda.nvrtc import CompileError, Nvrtc, resources_of
 from textgen.ops.cuda.source import Binary, Source
@@ -32,6 +34,11 @@ def latent(dtype: torch.dtype, share: int, stored: torch.dtype | None = None, ki
     return kernel
 
 
+def tile(shape: grouped.TileShape, dtype: torch.dtype) -> Source:
+    """Whose last stage is not full, for many experts."""
+    return grouped.grouped_source(shape, dtype, 4104, 256)
+
+
 # Source, and the registers that let a multiprocessor hold as many threads as the kernel is made for.
 PROMISES = [
     (norm("bf16", 4096, 8, 128), 64),
@@ -51,6 +58,19 @@ PROMISES = [
     (Source.of("copy_rows", UNIT=1), 64),
     (Source.of("sample"), 64),
     (Source.of("shape"), 64),
+    # Two blocks of 128 threads with 64 by 64 sums for each warp; five with few rows, bound by the memory.
+    (tile(grouped.largest(227 << 10), torch.bfloat16), 255),
+    (tile(grouped.largest(163 << 10), torch.float16), 255),
+    (tile(grouped.largest(99 << 10), torch.bfloat16), 255),
+    (tile(grouped.MIDDLE, torch.bfloat16), 128),
+    (tile(grouped.FLAT, torch.bfloat16), 96),
+    (tile(grouped.NARROW, torch.float16), 96),
+    (tile(grouped.MIDDLE, torch.float32), 128),
+    (tile(grouped.NARROW, torch.float32), 128),
+    (experts.route_source(torch.float32, 256, RouterSpec(top_k=8, score="sigmoid")), 64),
+    (experts.route_source(torch.bfloat16, 1024, RouterSpec(top_k=8, score="chosen")), 168),
+    (Source.of("group_rows", THREADS=experts.SORTERS), 64),
+    (Source.of("weighted_sum", T="bf16", WIDTH=8), 64),
     # Two blocks of 128 threads and more on a multiprocessor.
     (attention(FLOAT, 128, 4).source, 128),
     (attention(FLOAT, 128, 4, INT8).source, 255),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from textgen.models.spec import ExpertsSpec
 from textgen.ops.cuda.ops import CudaOps
 
 from ...models import test_decoder
@@ -18,7 +19,15 @@ from .host_device import HostDevice
 
 
 @pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "Qwen3ForCausalLM", "MptForCausalLM"]
+    "architecture",
+    [
+        "LlamaForCausalLM",
+        "Gemma2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "MptForCausalLM",
+        "MixtralForCausalLM",
+        "GptOssForCausalLM",
+    ],
 )
 @torch.inference_mode()
 def test_logits_equal_transformers(
@@ -47,4 +56,7 @@ def test_logits_equal_transformers(
     for sequence in sequences:
         expected = reference_logits(theirs, sequence.tokens)
         torch.testing.assert_close(torch.cat(sequence.logits), expected, rtol=2e-4, atol=2e-4)
-    assert {"attention_decode", "activate", "rotary"} <= set(device.launches)
+    kernels = {"attention_decode", "activate", "rotary"}
+    if model.spec.layers[0].mlp.__class__ is ExpertsSpec:
+        kernels |= {"route", "group_rows", "grouped_linear", "weighted_sum"}
+    assert kernels <= set(device.launches)

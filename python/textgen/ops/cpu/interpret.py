@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from textgen.layers.cache import LayerCache
-from textgen.layers.router import Router
 from textgen.layers.weight import DenseWeight, Weight
 from textgen.models.decoder import PackedBatch
 from textgen.ops import reference
@@ -160,8 +159,7 @@ class _Step:
         return self.batch.attention[each.layer](query, key, value, cache.keys, cache.values, each.form, cache.scales)
 
     def _route(self, each: Route) -> None:
-        eye = torch.eye(each.x.width)
-        shares, chosen = Router(each.spec, eye, None, each.correction)(self.at(each.x))
+        shares, chosen = reference.route(self.at(each.x), each.spec, each.correction)
         self.at(each.shares).copy_(shares)
         self.at(each.chosen).copy_(chosen)
 

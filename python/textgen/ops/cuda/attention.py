@@ -39,8 +39,12 @@ class Work(NamedTuple):
 class CudaAttention:
     """See `Attention`. `window` counts the tokens a token sees, itself included."""
 
-    def __init__(self, device: Device, layout: SegmentLayout, window: int | None, like: Tensor) -> None:
-        self.layout, self.window, self._device, self._like = layout, window, device, like
+    def __init__(
+        self, device: Device, layout: SegmentLayout, window: int | None, like: Tensor, chunk: int | None = None
+    ) -> None:
+        """chunk: contexts of single tokens are cut into parts of so many positions, others not, whatever is in a step;
+        None: as suits it."""
+        self.layout, self.window, self._device, self._like, self._chunk = layout, window, device, like, chunk
         self._works: dict[int | None, Work] = {}  # by the tokens of a tile
 
     def __call__(
@@ -80,10 +84,14 @@ class CudaAttention:
         out = query.new_empty(len(query), heads, value_dim)
         work, across = self._work_of(kernel.tile_tokens), kv_heads * kernel.groups
         blocks, tile_tokens = (work.tiles + work.singles) * across, kernel.tile_tokens or 1
-        splits, chunk = _parts(work.longest, -(-self._device.processors * WAVES // blocks), MIN_CHUNK)
-        tile_splits, tile_chunk = _parts(
-            work.tile_longest, self._device.processors * TILE_WAVES // blocks, MIN_TILE_CHUNK
-        )
+        if self._chunk is None:
+            splits, chunk = _parts(work.longest, -(-self._device.processors * WAVES // blocks), MIN_CHUNK)
+            tile_splits, tile_chunk = _parts(
+                work.tile_longest, self._device.processors * TILE_WAVES // blocks, MIN_TILE_CHUNK
+            )
+        else:  # parts that a context has not add nothing
+            splits, chunk = max(-(-work.longest // self._chunk), 1), self._chunk
+            tile_splits, tile_chunk = 1, max(work.tile_longest, 1)
         joined = work.singles * splits if splits > 1 or tile_splits > 1 else 0
         joined += work.tiles * tile_tokens * tile_splits if tile_splits > 1 else 0
         partial = query.new_empty((joined * heads, value_dim), dtype=torch.float32)
@@ -130,6 +138,15 @@ class CudaAttention:
         return self._to_device(np.ascontiguousarray(self.layout.tables))
 
     @cached_property
+    def _alone(self) -> NDArray[np.bool_]:
+        """[segments] whether tiles are not for them: the short ones, or, where bits must not depend on how prompts are
+        cut, those that are no prompt."""
+        layout = self.layout
+        if self._chunk is None:
+            return layout.lengths < MIN_PROMPT
+        return layout.lengths == 1 if layout.drawn is None else layout.drawn
+
+    @cached_property
     def _segments(self) -> Ints:
         """[tokens] each token's segment."""
         layout = self.layout
@@ -140,8 +157,8 @@ class CudaAttention:
         """size: tokens of a tile; None: each token is on its own. Tiles with the longest contexts come first, lest one
         is left over at the end."""
         if size not in self._works:
-            layout, lengths = self.layout, self.layout.lengths[self._segments]
-            singles = np.flatnonzero(lengths < MIN_PROMPT) if size is not None else np.arange(len(lengths))
+            layout, alone = self.layout, self._alone[self._segments]
+            singles = np.flatnonzero(alone) if size is not None else np.arange(len(alone))
             segments = self._segments[singles]
             positions = layout.starts[segments] + singles - layout.offsets[segments]
             tiles = self._tiles(size) if size is not None else np.empty((0, 4), np.int64)
@@ -158,7 +175,7 @@ class CudaAttention:
     def _tiles(self, size: int) -> Ints:
         """[tiles, 4] of the segments that are long enough."""
         layout, tiles = self.layout, [np.empty((0, 4), np.int64)]
-        for segment in np.flatnonzero(layout.lengths >= MIN_PROMPT):
+        for segment in np.flatnonzero(~self._alone):
             begins = np.arange(0, layout.lengths[segment], size)
             counts = np.minimum(layout.lengths[segment] - begins, size)
             first = np.full_like(begins, segment)
@@ -177,6 +194,11 @@ class CudaAttention:
 
     def _to_device(self, values: NDArray[np.int32]) -> Tensor:
         return upload(values, self._like.device)
+
+
+def fixed_chunk(max_context: int) -> int:
+    """Positions of a part where only the longest context that is served decides."""
+    return max(MIN_CHUNK, -(-max_context // (MAX_SPLITS * CHUNK_STEP)) * CHUNK_STEP)
 
 
 def _parts(longest: int, wanted: int, least: int) -> tuple[int, int]:

@@ -24,20 +24,29 @@ class OpsMissing(Exception):
     """What was asked for is not to be had here; the message says what to change."""
 
 
-def choose_ops(attention: AttentionName, index: int, dtype: torch.dtype, block_size: int) -> tuple[Ops, Device | None]:
-    """The operations, and the device of their kernels; no device where torch runs them all. Raises `OpsMissing`."""
+def choose_ops(
+    attention: AttentionName, index: int, dtype: torch.dtype, block_size: int, chunk: int | None = None
+) -> tuple[Ops, Device | None]:
+    """The operations, and the device of their kernels; no device where torch runs them all. Raises `OpsMissing`.
+
+    chunk: of `CudaOps`; only its kernels can keep bits the same in every batch.
+    """
+    if chunk is not None and attention in ("torch", "flash-attn"):
+        raise OpsMissing(f"--deterministic takes Textgen's own kernels; leave out --attention {attention}")
     if attention == "torch":
         return reference, None
     try:
         device = CudaDevice(index)
         device.kernel(Source.of("sample"))  # the whole way is gone once: compiled, loaded, found
     except (DriverError, NvrtcMissing, CompileError, ValueError) as error:
-        if attention == "auto":
+        if attention == "auto" and chunk is None:
             _log.warning("kernels cannot be compiled for this GPU, torch runs every operation: %s", error)
             return reference, None
+        if chunk is not None:
+            raise OpsMissing(f"--deterministic: {error}; or leave it out") from None
         raise OpsMissing(f"--attention {attention}: {error}; or use --attention torch") from None
     if attention != "flash-attn":
-        return CudaOps(device), device
+        return CudaOps(device, chunk), device
     try:
         return FlashOps(device, find_flash(block_size, dtype)), device
     except FlashMissing as error:

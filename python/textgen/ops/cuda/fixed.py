@@ -27,6 +27,7 @@ class FixedTokens:
     work: Tensor  # [tokens, 4] int32: its row of the tables, the token, 1, its position
     longest: int  # positions that a context has at most
     block_size: int
+    chunk: int | None = None  # see `CudaAttention`
 
 
 class FixedAttention(CudaAttention):
@@ -35,7 +36,7 @@ class FixedAttention(CudaAttention):
     def __init__(self, device: Device, fixed: FixedTokens, window: int | None, like: Tensor) -> None:
         nothing = np.zeros(0, np.int64)
         layout = SegmentLayout(nothing, nothing, nothing, np.zeros((0, 0), np.int32), fixed.block_size)
-        super().__init__(device, layout, window, like)
+        super().__init__(device, layout, window, like, fixed.chunk)
         self._fixed = fixed
         self._tables = fixed.tables
 

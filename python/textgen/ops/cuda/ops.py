@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from textgen.models.spec import Activation, GatedActivation
+from textgen.models.spec import Activation, GatedActivation, RouterSpec
 from textgen.ops import reference
-from textgen.ops.cuda import launches
+from textgen.ops.cuda import experts, grouped, launches
 from textgen.ops.cuda.attention import CudaAttention
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.sampling import choose
 from textgen.ops.cuda.structures import Head
-from textgen.ops.interface import Attention, CrossLayout, KvScales, SegmentLayout
+from textgen.ops.interface import Attention, CrossLayout, KvScales, RowGroups, SegmentLayout
 from textgen.ops.sampling import SamplingRows
 
 
@@ -24,10 +24,12 @@ class CudaOps:
 
     layer_norm = staticmethod(reference.layer_norm)
     rotary_table = staticmethod(reference.rotary_table)
-    grouped_linear = staticmethod(reference.grouped_linear)
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, chunk: int | None = None) -> None:
+        """chunk: what a row gives is to have the same bits in every batch, and contexts are cut into parts of so many
+        positions (`fixed_chunk`)."""
         self.device = self._device = device
+        self._chunk = chunk
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         if self._takes(x) and _is_weight(weight, x):
@@ -103,6 +105,34 @@ class CudaOps:
         launches.activate(self._device, _contiguous_rows(gate_up), kind, True, out)
         return out
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self._chunk is None or not x.numel():
+            return reference.linear(x, weight, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        return grouped.fixed_linear(self._device, rows, weight, bias).view(*x.shape[:-1], -1)
+
+    def route(self, scores: Tensor, spec: RouterSpec, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not self._takes(scores) or not experts.takes(scores, spec):
+            return reference.route(scores, spec, correction)
+        return experts.route(self._device, scores.contiguous(), spec, correction)
+
+    def group_rows(self, chosen: Tensor, groups: int) -> RowGroups:
+        if not self._device.holds(chosen) or not chosen.numel() or groups > experts.MOST:
+            return reference.group_rows(chosen, groups)
+        return experts.group_rows(self._device, chosen.contiguous(), groups)
+
+    def grouped_linear(
+        self, x: Tensor, weights: Tensor, ends: Tensor, biases: Tensor | None = None, sources: Tensor | None = None
+    ) -> Tensor:
+        if not grouped.takes(self._device, x, weights):
+            return reference.grouped_linear(x, weights, ends, biases, sources)
+        return grouped.multiply(self._device, x, weights, ends, biases, sources)
+
+    def weighted_sum(self, y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
+        if not self._takes(y) or not y.is_contiguous() or not places.numel():
+            return reference.weighted_sum(y, places, shares)
+        return experts.weighted_sum(self._device, y, places.contiguous(), shares.contiguous())
+
     def write_kv(self, cache: Tensor, rows: Tensor, new: Tensor, scales: Tensor | None = None) -> None:
         if not self._takes(new) or not self._writes(cache, scales, new):
             reference.write_kv(cache, rows, new, scales)
@@ -127,7 +157,7 @@ class CudaOps:
         launches.copy_rows(self._device, held, cache, None, targets, len(sources))
 
     def attention(self, layout: SegmentLayout, window: int | None, like: Tensor) -> Attention:
-        return CudaAttention(self._device, layout, window, like)
+        return CudaAttention(self._device, layout, window, like, self._chunk)
 
     def cross_attention(self, layout: CrossLayout, like: Tensor) -> Attention:
         return reference.cross_attention(layout, like)

@@ -77,3 +77,33 @@ class Shape(Structure):
         *((name, c_int64) for name in ("stride", "history_stride")),
         *((name, c_int32) for name in ("vocab", "words")),
     ]
+
+
+class GroupedLinear(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "weights", "biases", "out", "ends", "sources")),
+        ("x_stride", c_int64),
+        *((name, c_int32) for name in ("rows", "inputs", "outputs", "groups", "row_tiles", "column_tiles")),
+    ]
+
+
+class GroupRows(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("chosen", "sources", "places", "ends")),
+        *((name, c_int32) for name in ("entries", "share", "groups", "reserved")),
+    ]
+
+
+class WeightedSum(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("y", "places", "shares", "out")),
+        *((name, c_int32) for name in ("size", "share")),
+    ]
+
+
+class Route(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "correction", "shares", "chosen")),
+        *((name, c_int32) for name in ("tokens", "experts", "top", "groups", "top_groups", "best_two", "normalize")),
+        ("scale", c_float),
+    ]

@@ -66,6 +66,20 @@ INTRINSIC u32 __ballot_sync(u32 mask, bool x) {
     });
     return out;
 }
+INTRINSIC u32 __match_any_sync(u32 mask, u32 x) {
+    u32 out;
+    simt::warp("__match_any_sync", mask, &x, &out, [](simt::Meeting& at) {
+        for (u32 lane = 0; lane < simt::LANES; ++lane) {
+            u32 bits = 0;
+            for (u32 other = 0; other < simt::LANES; ++other) {
+                const bool same = *static_cast<const u32*>(at.in[lane]) == *static_cast<const u32*>(at.in[other]);
+                bits |= u32{same} << other;
+            }
+            *static_cast<u32*>(at.out[lane]) = bits;
+        }
+    });
+    return out;
+}
 // Fibers never change inside these.
 template <class Value>
 INTRINSIC Value atomicAdd(Value* at, Value x) {
@@ -82,6 +96,7 @@ INTRINSIC Value max(Value a, Value b) {
     return a < b ? b : a;
 }
 INTRINSIC i32 __ffs(u32 x) { return __builtin_ffs(static_cast<i32>(x)); }
+INTRINSIC i32 __popc(u32 x) { return __builtin_popcount(x); }
 INTRINSIC i32 __clz(u32 x) { return x == 0 ? 32 : __builtin_clz(x); }
 INTRINSIC float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 

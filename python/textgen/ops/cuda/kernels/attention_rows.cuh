@@ -123,7 +123,7 @@ template <i32 N>
 DEVICE void form_scores(const Attention& p, const Tile& tile, i32 first, i32 at, float (&scores)[N][4]) {
     const i32 lane = threadIdx.x % WARP, row = first + lane / 4;
     const float scale = query_scale(p);
-    const bool inside = at + N * 8 <= min(tile.position + 1, tile.to) &&
+    const bool inside = at >= tile.from && at + N * 8 <= min(tile.position + 1, tile.to) &&
                         (p.window == 0 || at + p.window >= tile.position + tile.count);  // all rows see all of them
 #pragma unroll
     for (i32 n = 0; n < N; ++n) {
@@ -133,7 +133,7 @@ DEVICE void form_scores(const Attention& p, const Tile& tile, i32 first, i32 at,
             const i32 back = tile.position + mine / GROUP - key;
             const i32 head = tile.first + min(mine % GROUP, tile.heads - 1);
             const float x = score(p, scores[n][i] * scale, head, back);
-            const bool seen = inside || (back >= 0 && key < tile.to && (p.window == 0 || back < p.window));
+            const bool seen = inside || (back >= 0 && key >= tile.from && key < tile.to && (p.window == 0 || back < p.window));
             scores[n][i] = seen ? x : HIDDEN;
         }
     }

@@ -46,15 +46,17 @@ DEVICE void attend_chunk(const Attention& p, const Tile& tile, unsigned char* sh
     T* const query = reinterpret_cast<T*>(shared);
     unsigned char* const fetched = shared + ROWS * STRIDE * 2;
     T* const widened = reinterpret_cast<T*>(fetched + 2 * FETCHED_BYTES<KEYS>);
-    // The last position that is seen stands for those behind it, which nobody sees.
+    // The first and the last position that are seen stand for those beyond, which nobody sees.
     const auto begin = [&](i32 at, i32 buffer) {
-        const auto rows = [&](i32 i) { return cache_row(p, tile, min(at + i, tile.to - 1)); };
+        const auto rows = [&](i32 i) { return cache_row(p, tile, max(min(at + i, tile.to - 1), tile.from)); };
         unsigned char* const to = fetched + buffer * 2 * FETCHED_BYTES<KEYS>;
         fetch<KEYS, THREADS>(p.keys, p.key_scales, to, threadIdx.x, rows);
         fetch<KEYS, THREADS>(p.values, p.value_scales, to + FETCHED_BYTES<KEYS>, threadIdx.x, rows);
         copy_commit();
     };
-    begin(tile.from, 0);
+    // Wherever the window of the first token begins: so a token's sums do not depend on where the chunk does.
+    const i32 from = tile.from / KEYS * KEYS;
+    begin(from, 0);
     stage_query<ROWS, THREADS>(p, tile, query);
     __syncthreads();
     const i32 first = threadIdx.x / WARP * MATRIX;
@@ -62,7 +64,7 @@ DEVICE void attend_chunk(const Attention& p, const Tile& tile, unsigned char* sh
     Running running;
     float values[COLUMNS][4] = {};
     i32 buffer = 0;
-    for (i32 at = tile.from; at < tile.to; at += KEYS) {
+    for (i32 at = from; at < tile.to; at += KEYS) {
         copy_wait<0>();
         __syncthreads();  // what all have copied is there, and nobody reads the tile before it any more
         const T* keys;
