@@ -83,7 +83,8 @@ def test_attention(rng: random.Random, device: HostDevice, fixed: CudaOps, dtype
     contexts = [Context(length, dtype, 40 * index) for index, length in enumerate(lengths)]
     cache = tuple(torch.randn(120, BLOCK, HEADS[1], DIM).to(dtype) for _ in range(2))
     assert len(cache) == 2
-    window = rng.choice([None, 70]) if dtype == torch.float32 else None  # see `Ops.attention`
+    # The tiles of a chunk begin where the window of its first token does.
+    window = rng.choice([None, 70]) if dtype == torch.float32 else None
     whole = [attended(fixed, cache, window, [(each, 0, each.length, False)])[0] for each in contexts]
     last = [attended(fixed, cache, window, [(each, each.length - 1, each.length, True)])[0] for each in contexts]
     for device.processors in (1, 200):
