@@ -72,3 +72,11 @@ class Shape(Structure):
         *((name, c_int64) for name in ("stride", "history_stride")),
         *((name, c_int32) for name in ("vocab", "words")),
     ]
+
+
+class Linear(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "packed", "scales", "zeros", "bias", "out", "partial", "counters")),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("rows", "inputs", "outputs", "splits")),
+    ]
