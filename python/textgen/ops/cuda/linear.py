@@ -17,7 +17,7 @@ from textgen.ops.cuda.structures import Linear
 HALVES = (torch.bfloat16, torch.float16)
 FEW = 16  # rows that one pass over the weights serves, and the memory alone is waited for
 WIDE = 64  # rows of a tile of many; half as many where that is enough
-WARPS = 4  # of a tile of many: 64 outputs each
+WARPS = 8  # of a tile of many, two for 64 outputs
 SUMS = BRICK + 4  # floats of a row of sums in shared memory
 MOST_SPLITS = 8
 RESIDENT = 2  # blocks that a multiprocessor has room for
@@ -57,8 +57,10 @@ class Linears:
 
 def few_source(dtype: torch.dtype, weight: Bricks, rows: int) -> Source:
     """Up to `FEW` rows. More than 8 are read by two warps from one cache."""
-    tiles, across = (1, 1) if rows <= 8 else (2, 2)
-    return _source("linear_few", dtype, weight, TILES=tiles, WARPS_N=across, WARPS_K=8 // across, AHEAD=AHEAD)
+    tiles, across, along, resident = (1, 1, 8, 2) if rows <= 8 else (2, 2, 4, 1)
+    return _source(
+        "linear_few", dtype, weight, TILES=tiles, WARPS_N=across, WARPS_K=along, AHEAD=AHEAD, RESIDENT=resident
+    )
 
 
 def tiles_source(dtype: torch.dtype, weight: Bricks, rows: int, shared_bytes: int) -> Source:
@@ -74,7 +76,7 @@ def stage_bytes(weight: Bricks, tokens: int) -> int:
     """Of a brick's inputs in shared memory: x, weights, scales and zeros of a block."""
     groups = 0 if weight.group == 0 else max(BRICK // weight.group, 1)
     of_group = groups * BRICK * (weight.scales.itemsize + (0 if weight.zeros is None else 1))
-    return 2 * tokens * BRICK + WARPS * (_brick_bytes(weight) + of_group)
+    return 2 * tokens * BRICK + WARPS // 2 * (_brick_bytes(weight) + of_group)
 
 
 def _source(name: str, dtype: torch.dtype, weight: Bricks, **constants: int) -> Source:
@@ -101,7 +103,7 @@ def _tiles(linears: Linears, x: Tensor, weight: Bricks, bias: Tensor | None, out
     source = tiles_source(x.dtype, weight, len(x), linears.device.shared_bytes)
     constants = dict(source.constants)
     tokens, stages = int(constants["TOKENS"]), int(constants["STAGES"])
-    tiles, blocks = -(-len(x) // tokens), -(-_count(weight.outputs) // WARPS)
+    tiles, blocks = -(-len(x) // tokens), -(-_count(weight.outputs) // (WARPS // 2))
     splits = _splits(linears.device, tiles * blocks, _count(weight.inputs) // (2 * stages))
     params, kept = _params(linears, x, weight, bias, out, splits)
     shared = stages * stage_bytes(weight, tokens)

@@ -25,10 +25,10 @@ constexpr i32 BRICK = 64;
 constexpr i32 HALF = BRICK / 2;
 constexpr i32 UNITS = FORM == INT4 ? 1 : 2;       // of a brick: what a warp has in one load of 16 bytes for each 16 outputs
 constexpr i32 UNIT_HALVES = 2 / UNITS;
+constexpr i32 STEP_WORDS = UNITS;                 // of a lane, for 16 outputs by 16 inputs
 constexpr i32 UNIT_BYTES = 4 * WARP * 16;
 constexpr i32 BRICK_GROUPS = GROUP == 0 ? 0 : GROUP == HALF ? 2 : 1;
-constexpr i32 SCALE_QUADS = 8 * sizeof(Scale) / 16;  // of a lane's scales in a group
-constexpr i32 SUM_STRIDE = BRICK + 4;             // of a token's sums in shared memory: lanes write to different banks
+constexpr i32 SPAN = GROUP == 0 ? BRICK : GROUP;  // a divisor, where there are groups
 static_assert(GROUP % HALF == 0 && (GROUP <= BRICK || GROUP % BRICK == 0), "a brick has groups, or a group bricks");
 static_assert(!HAS_ZEROS || (FORM == INT4 && GROUP != 0), "zero points are 4-bit weights'");
 
@@ -79,25 +79,26 @@ DEVICE u32 numbers_of(u32 bits) {
     }
 }
 
-// The left factor of a step: 16 outputs by 16 inputs, of a lane's quad of a unit. less: what to take from 4-bit numbers of
+// The left factor of a step: 16 outputs by 16 inputs, of a lane's words of them. less: what to take from 4-bit numbers of
 // the first 8 outputs, and of the others.
-DEVICE void unpack_step(u32 (&left)[4], const Quad& quad, i32 step, const u32 (&less)[2]) {
+DEVICE void unpack_step(u32 (&left)[4], const u32* words, const u32 (&less)[2]) {
     if constexpr (FORM == INT4) {
 #pragma unroll
         for (i32 i = 0; i < 4; ++i) {
-            left[i] = pair_fma((quad.at[step] >> (4 * i) & 0x000f000fu) | COUNTS, ONE, less[i % 2], T{});
+            left[i] = pair_fma((words[0] >> (4 * i) & 0x000f000fu) | COUNTS, ONE, less[i % 2], T{});
         }
     } else {
 #pragma unroll
         for (i32 i = 0; i < 2; ++i) {
-            const u32 word = quad.at[2 * step + i];
+            const u32 word = words[i];
             left[2 * i] = numbers_of(word);
             left[2 * i + 1] = numbers_of(__byte_perm(word, 0, 0x2301));
         }
     }
 }
 
-// What 16 outputs, the brick's 16i to 16i + 15, have less than their bits say. zeros: a lane's.
+// What the first 8 and the other of 16 outputs have less than their bits say. zeros: a lane's of a brick, outputs
+// 16i to 16i + 15 of which are asked for.
 DEVICE void take_zeros(u32 (&less)[2], const Eight& zeros, i32 i) {
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
@@ -110,31 +111,24 @@ DEVICE void take_zeros(u32 (&less)[2], const Eight& zeros, i32 i) {
     }
 }
 
-// Scales of 16 outputs of a brick, the first 8 and the others. quads: a lane's.
-DEVICE void take_scales(float (&out)[2], const Quad (&quads)[SCALE_QUADS], i32 i) {
-    if constexpr (sizeof(Scale) == 2) {
-        const u32 both = quads[0].at[i];
-        out[0] = float_of_half(static_cast<u16>(both));
-        out[1] = float_of_half(static_cast<u16>(both >> 16));
-    } else {
-        out[0] = float_of_bits(quads[i / 2].at[i % 2 * 2]);
-        out[1] = float_of_bits(quads[i / 2].at[i % 2 * 2 + 1]);
-    }
-}
+struct alignas(2 * sizeof(Scale)) ScalePair {  // of a lane's of 16 outputs, the first 8 and the others
+    Scale at[2];
+};
 
-DEVICE void add_scaled(float (&sum)[4], const float (&part)[4], const float (&scale)[2]) {
+DEVICE void add_scaled(float (&sum)[4], const float (&part)[4], const ScalePair& scales) {
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) sum[i] += scale[i / 2] * part[i];
+    for (i32 i = 0; i < 4; ++i) sum[i] += to_float(scales.at[i / 2]) * part[i];
 }
 
 // ---- sums become rows -----------------------------------------------------------------------------------------------------
 
 // A lane's sums of 8 tokens into shared memory, [token, output of the brick].
+template <i32 STRIDE>
 DEVICE void put_sums(float* sums, const float (&sum)[4], i32 i) {
     const i32 lane = threadIdx.x % WARP;
 #pragma unroll
     for (i32 at = 0; at < 4; ++at) {
-        sums[(lane % 4 * 2 + at % 2) * SUM_STRIDE + 16 * i + at / 2 * 8 + lane / 4] = sum[at];
+        sums[(lane % 4 * 2 + at % 2) * STRIDE + 16 * i + at / 2 * 8 + lane / 4] = sum[at];
     }
 }
 
