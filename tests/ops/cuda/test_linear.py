@@ -1,6 +1,6 @@
-"""Products with weights of 4 and 8 bits by the kernels for GPUs are x @ (scale * (value - zero)).T in float32, rounded once.
+"""Products with weights of 4 and 8 bits by the kernels for GPUs are x @ (scale * (value - zero)).T, rounded once.
 
-Inputs end where memory ends (`guarded`), and all shapes are odd."""
+Inputs end where memory ends (`guarded`), and shapes are odd."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def assert_product(got: Tensor, x: Tensor, plain: Plain, bias: Tensor | None) ->
 
 
 @pytest.mark.parametrize(("form", "group", "scale", "zeros"), KINDS, ids=str)
-def test_packing_can_be_undone(
-    rng: random.Random, form: Form, group: int, scale: torch.dtype, zeros: bool
-) -> None:
+def test_packing_can_be_undone(rng: random.Random, form: Form, group: int, scale: torch.dtype, zeros: bool) -> None:
     size = rng.randint(1, 200), 32 * rng.randint(1, 9) if group == 32 else 128 * rng.randint(1, 3)
     plain = draw(rng, form, group, scale, zeros, size)
     back = pack(plain).plain()
@@ -72,32 +70,34 @@ def test_packing_can_be_undone(
     assert back.zeros is None if plain.zeros is None else torch.equal(back.zeros, plain.zeros)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 13, 16])
 @pytest.mark.parametrize(("form", "group", "scale", "zeros"), KINDS, ids=str)
 def test_few_rows(
-    rng: random.Random,
-    device: HostDevice,
-    form: Form,
-    group: int,
-    scale: torch.dtype,
-    zeros: bool,
-    rows: int,
+    rng: random.Random, device: HostDevice, form: Form, group: int, scale: torch.dtype, zeros: bool
 ) -> None:
-    check(rng, device, draw(rng, form, group, scale, zeros, size_of(rng, group)), rows, "linear_few")
+    check(rng, device, draw(rng, form, group, scale, zeros, size_of(rng, group)), rng.randint(1, 16), "linear_few")
 
 
-@pytest.mark.parametrize("rows", [17, 33, 70])
 @pytest.mark.parametrize(("form", "group", "scale", "zeros"), KINDS, ids=str)
 def test_many_rows(
+    rng: random.Random, device: HostDevice, form: Form, group: int, scale: torch.dtype, zeros: bool
+) -> None:
+    rows = rng.choice([17, rng.randint(18, 64), rng.randint(65, 90)])
+    check(rng, device, draw(rng, form, group, scale, zeros, size_of(rng, group)), rows, "linear_tiles")
+
+
+@pytest.mark.parametrize(("kernel", "rows", "bricks"), [("linear_few", 3, 70), ("linear_tiles", 20, 33)])
+@pytest.mark.parametrize("kind", [KINDS[3], KINDS[5]], ids=str)
+def test_blocks_share_out_long_rows(
     rng: random.Random,
     device: HostDevice,
-    form: Form,
-    group: int,
-    scale: torch.dtype,
-    zeros: bool,
+    kind: tuple[Form, int, torch.dtype, bool],
+    kernel: str,
     rows: int,
+    bricks: int,
 ) -> None:
-    check(rng, device, draw(rng, form, group, scale, zeros, size_of(rng, group)), rows, "linear_tiles")
+    """The stand-in has three multiprocessors: two blocks and more for a few outputs."""
+    size = rng.randint(1, 130), 128 * bricks // 2 + (8 if kind[1] == 0 else 0)
+    check(rng, device, draw(rng, *kind, size), rows, kernel, shared=True)
 
 
 def size_of(rng: random.Random, group: int) -> tuple[int, int]:
@@ -105,7 +105,7 @@ def size_of(rng: random.Random, group: int) -> tuple[int, int]:
     return rng.choice([3, 64, 130, 1 + rng.randint(0, 300)]), inputs
 
 
-def check(rng: random.Random, device: HostDevice, plain: Plain, rows: int, kernel: str) -> None:
+def check(rng: random.Random, device: HostDevice, plain: Plain, rows: int, kernel: str, shared: bool = False) -> None:
     dtype, (outputs, inputs) = rng.choice(list(WITHIN)), plain.codes.shape
     wide = guarded(torch.randn(rows, inputs + 8).to(dtype))
     x = wide[:, 8:] if rng.random() < 0.5 else guarded(wide[:, 8:].contiguous())
@@ -118,3 +118,4 @@ def check(rng: random.Random, device: HostDevice, plain: Plain, rows: int, kerne
     assert_product(got, x, plain, bias)
     assert torch.equal(got, linears.multiply(x, bricks, bias)), "another order of summation"
     assert device.launches == [kernel, kernel] and not linears.counters.any()
+    assert not shared or max(grid[-1] if kernel == "linear_tiles" else grid[1] for grid in device.grids) > 1

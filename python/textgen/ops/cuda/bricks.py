@@ -1,5 +1,5 @@
-"""Weights of 4 and 8 bits in the layout of `csrc/cuda/linear.cuh`, and back: bricks of 64 outputs by 64 inputs, in which
-each lane of a warp has its own numbers together."""
+"""Weights of 4 and 8 bits in the layout of `csrc/cuda/linear.cuh`, and back: bricks of 64 outputs by 64 inputs, in
+which each lane of a warp has its own numbers together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch.nn import functional as F
 
 Form: TypeAlias = Literal["INT4", "INT8", "E4M3", "E5M2"]
 
-BRICK = 64
+BRICK, HALF = 64, 32
 SIGN = 0x80
 _FLOATS: dict[Form, torch.dtype] = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
-# A number's place: brick of outputs, 16 of it, 8 of those, output; brick of inputs, half, lane, step, half of it, neighbour.
+# A number's place: brick of outputs, 16 of those, 8 of those, output; brick of inputs, half, lane, step, half of it,
+# neighbour.
 _OF_OUTPUTS, _OF_INPUTS = (4, 2, 8), (2, 4, 2, 2, 2)
 _TO_LANES4 = (0, 4, 1, 3, 6, 5, 7, 9, 8, 2)
 _TO_LANES8 = (0, 4, 5, 1, 3, 6, 7, 8, 9, 2)
@@ -65,8 +66,8 @@ class Plain:
 class Bricks:
     """A `Plain` as the kernels read it, filled up to whole bricks.
 
-    packed [outputs / 64, inputs / 64, 1 or 2, 4, 32, 16] uint8; scales and zeros [outputs / 64, groups, 8, 4, 2], scales
-    of a group of all inputs [outputs] float32.
+    packed [outputs / 64, inputs / 64, 1 or 2, 4, 32, 16] uint8; scales and zeros [outputs / 64, groups, 8, 4, 2], but
+    scales of a group of all inputs [outputs].
     """
 
     form: Form

@@ -20,6 +20,7 @@ WIDE = 64  # rows of a tile of many; half as many where that is enough
 WARPS = 8  # of a tile of many, two for 64 outputs
 SUMS = BRICK + 4  # floats of a row of sums in shared memory
 MOST_SPLITS = 8
+LARGEST = 1 << 32  # what kernels count the numbers of x and the bytes of weights in
 RESIDENT = 2  # blocks that a multiprocessor has room for
 AHEAD = 2  # loads of a warp under way
 
@@ -37,7 +38,8 @@ class Linears:
 
     def takes(self, x: Tensor, weight: Bricks) -> bool:
         """Whether there is a kernel for x [..., inputs]."""
-        return x.dtype in HALVES and weight.inputs % 8 == 0 and x.numel() > 0 and self.device.holds(x)
+        sizes = weight.inputs % 8 == 0 and x.numel() > 0 and max(x.numel(), weight.packed.numel()) < LARGEST
+        return x.dtype in HALVES and sizes and self.device.holds(x)
 
     def multiply(self, x: Tensor, weight: Bricks, bias: Tensor | None) -> Tensor:
         """x @ w.T + bias with w = scale * (value - zero), summed in float32 and rounded to x's dtype once.
@@ -57,7 +59,8 @@ class Linears:
 
 def few_source(dtype: torch.dtype, weight: Bricks, rows: int) -> Source:
     """Up to `FEW` rows. More than 8 are read by two warps from one cache."""
-    tiles, across, along, resident = (1, 1, 8, 2) if rows <= 8 else (2, 2, 4, 1)
+    light = rows <= 8 or weight.group == 0  # in registers
+    tiles, across, along, resident = (1, 1, 8, 2) if rows <= 8 else (2, 2, 4, 2 if light else 1)
     return _source(
         "linear_few", dtype, weight, TILES=tiles, WARPS_N=across, WARPS_K=along, AHEAD=AHEAD, RESIDENT=resident
     )
@@ -81,9 +84,7 @@ def stage_bytes(weight: Bricks, tokens: int) -> int:
 
 def _source(name: str, dtype: torch.dtype, weight: Bricks, **constants: int) -> Source:
     zeros, scale = int(weight.zeros is not None), "f16" if weight.scales.dtype == torch.float16 else "float"
-    return Source.of(
-        name, T=DTYPES[dtype], FORM=weight.form, GROUP=weight.group, SCALE=scale, ZEROS=zeros, **constants
-    )
+    return Source.of(name, T=DTYPES[dtype], FORM=weight.form, GROUP=weight.group, SCALE=scale, ZEROS=zeros, **constants)
 
 
 def _few(linears: Linears, x: Tensor, weight: Bricks, bias: Tensor | None, out: Tensor) -> None:
