@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,8 +21,6 @@ from textgen.quantization.fp8 import Fp8Format, Fp8Weight
 from textgen.quantization.integers import Int4Weight, Int8Weight, nibbles
 from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.packed4 import Int4ZerosWeight
-
-Fields = TypeVar("Fields", Int8Weight, Int4Weight, Int4ZerosWeight, Fp8Weight)
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +87,9 @@ class KernelFormat:
             case OrderedWeight(of, order):
                 return OrderedWeight(self._packed(of, device), order.to(device))
             case Int8Weight() | Int4Weight() | Int4ZerosWeight():
-                return KernelWeight(pack(_plain(_on(weight, device))), self.linears)
+                return KernelWeight(pack(_plain(weight, device)), self.linears)
             case Fp8Weight():
-                moved = _on(weight, device)
+                moved = Fp8Weight(weight.values.to(device), weight.scales.to(device), weight.group)
                 plain = _plain_fp8(moved)
                 return moved if plain is None else KernelWeight(pack(plain), self.linears)
         return weight
@@ -115,18 +112,14 @@ def kernel_format(
     return KernelFormat(inner or (Fp8Format() if native else DenseFormat()), linears)
 
 
-def _on(weight: Fields, device: torch.device) -> Fields:
-    """The same with its tensors on the device."""
-    tensors = {each.name: getattr(weight, each.name) for each in fields(weight)}
-    return replace(weight, **{name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)})
-
-
-def _plain(weight: Int8Weight | Int4Weight | Int4ZerosWeight) -> Plain:
+def _plain(weight: Int8Weight | Int4Weight | Int4ZerosWeight, device: torch.device) -> Plain:
+    scales = weight.scales.to(device)
     if isinstance(weight, Int8Weight):
-        signs = (weight.values < 0).to(torch.uint8) * SIGN
-        return Plain("INT8", weight.values.abs().view(torch.uint8) | signs, weight.scales[:, None], None, 0)
-    zeros = weight.zeros if isinstance(weight, Int4ZerosWeight) else None
-    return Plain("INT4", nibbles(weight.pairs).view(torch.uint8), weight.scales, zeros, weight.group)
+        values = weight.values.to(device)
+        signs = (values < 0).to(torch.uint8) * SIGN
+        return Plain("INT8", values.abs().view(torch.uint8) | signs, scales[:, None], None, 0)
+    zeros = weight.zeros.to(device) if isinstance(weight, Int4ZerosWeight) else None
+    return Plain("INT4", nibbles(weight.pairs.to(device)).view(torch.uint8), scales, zeros, weight.group)
 
 
 def _plain_fp8(weight: Fp8Weight) -> Plain | None:
