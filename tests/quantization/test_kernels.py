@@ -220,3 +220,12 @@ def test_bytes_of_a_number_are_what_is_held(rng: random.Random, device: HostDevi
         made = on_gpu(weight, device)
         assert isinstance(made, KernelWeight)
         assert made.nbytes <= 512 * 1024 * BYTES[name]
+
+
+@torch.inference_mode()
+def test_latent_attention_has_its_outputs_in_another_order(device: HostDevice, tmp_path: Path) -> None:
+    make_model(tmp_path, "DeepseekV3ForCausalLM")
+    test_fp8.pack(tmp_path, test_fp8.DEEPSEEK)
+    ours, theirs = both(tmp_path, tmp_path, device)
+    assert isinstance(ours.layers[0].block.attention.output.weight, KernelWeight)
+    assert_alike(ours, theirs)

@@ -7,7 +7,7 @@ import torch
 
 from textgen.ops import AttentionForm
 from textgen.ops.cuda import attention, linear
-from textgen.ops.cuda.bricks import Bricks, Form
+from textgen.ops.cuda.bricks import Kind
 from textgen.ops.cuda.nvrtc import CompileError, Nvrtc, resources_of
 from textgen.ops.cuda.source import Binary, Source
 
@@ -28,23 +28,18 @@ def prompt(dtype: torch.dtype, dim: int, group: int, form: AttentionForm = PLAIN
     return attention.prompt_source(torch.empty(1, group, dim, dtype=dtype), form, 16, group)
 
 
-def bricks(form: Form, group: int, scale: torch.dtype = torch.float32, zeros: bool = False) -> Bricks:
-    none = torch.empty(0, dtype=torch.uint8)
-    return Bricks(form, none, torch.empty(0, dtype=scale), none if zeros else None, group, 0, 0)
+def few(kind: Kind, rows: int) -> Source:
+    return linear.few_kernel(torch.bfloat16, kind, rows > 8).source
 
 
-def few(weight: Bricks, rows: int, dtype: torch.dtype = torch.bfloat16) -> Source:
-    return linear.few_source(dtype, weight, rows)
+def tiles(kind: Kind, rows: int, dtype: torch.dtype = torch.bfloat16) -> Source:
+    return linear.tiles_kernel(dtype, kind, rows, 163 << 10).source
 
 
-def tiles(weight: Bricks, rows: int, dtype: torch.dtype = torch.bfloat16) -> Source:
-    return linear.tiles_source(dtype, weight, rows, 163 << 10)
-
-
-INT4 = bricks("INT4", 128, torch.float16, zeros=True)
-INT4_SMALL = bricks("INT4", 32, torch.float16)
-INT8 = bricks("INT8", 0)
-FP8 = bricks("E4M3", 128)
+INT4 = Kind("INT4", 128, torch.float16, zeros=True)
+INT4_SMALL = Kind("INT4", 32, torch.float16, zeros=False)
+INT8 = Kind("INT8", 0, torch.float32, zeros=False)
+FP8 = Kind("E4M3", 128, torch.float32, zeros=False)
 
 # Source, and the registers that let a multiprocessor hold as many threads as the kernel is made for.
 PROMISES = [
@@ -75,10 +70,10 @@ PROMISES = [
     (prompt(torch.float16, 80, 1, EVERY), 168),
     (prompt(torch.bfloat16, 256, 2), 255),
     # Two blocks of 256 threads; one, where 16 rows meet scales of groups.
-    *((few(weight, 8), 128) for weight in (INT4, INT4_SMALL, FP8)),
+    *((few(kind, 8), 128) for kind in (INT4, INT4_SMALL, FP8)),
     (few(INT8, 16), 128),
     (few(INT4_SMALL, 16), 255),
-    *((tiles(weight, 64), 128) for weight in (INT4, INT4_SMALL, INT8, FP8)),
+    *((tiles(kind, 64), 128) for kind in (INT4, INT4_SMALL, INT8, FP8)),
     (tiles(INT4, 32, torch.float16), 128),
 ]
 

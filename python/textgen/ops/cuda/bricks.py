@@ -4,7 +4,7 @@ which each lane of a warp has its own numbers together."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,15 @@ _FLOATS: dict[Form, torch.dtype] = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.f
 _OF_OUTPUTS, _OF_INPUTS = (4, 2, 8), (2, 4, 2, 2, 2)
 _TO_LANES4 = (0, 4, 1, 3, 6, 5, 7, 9, 8, 2)
 _TO_LANES8 = (0, 4, 5, 1, 3, 6, 7, 8, 9, 2)
+
+
+class Kind(NamedTuple):
+    """What a kernel is compiled for, but for the dtype of x. See `Plain`."""
+
+    form: Form
+    group: int
+    scales: torch.dtype
+    zeros: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,10 @@ class Bricks:
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.form, self.group, self.scales.dtype, self.zeros is not None)
 
     def plain(self) -> Plain:
         codes = (_unpack4 if self.form == "INT4" else _unpack8)(self.packed)

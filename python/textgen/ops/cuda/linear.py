@@ -4,11 +4,12 @@ blocks share out the inputs. All of it follows from shapes alone, so products ca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from textgen.ops.cuda.bricks import BRICK, Bricks
+from textgen.ops.cuda.bricks import BRICK, Bricks, Kind
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.launches import DTYPES
 from textgen.ops.cuda.source import Source
@@ -23,6 +24,7 @@ MOST_SPLITS = 8
 LARGEST = 1 << 32  # what kernels count the numbers of x and the bytes of weights in
 RESIDENT = 2  # blocks that a multiprocessor has room for
 AHEAD = 2  # loads of a warp under way
+UNIT_BYTES = 4 * 32 * 16  # of such a load
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,64 +59,87 @@ class Linears:
         return out.view(*x.shape[:-1], weight.outputs)
 
 
-def few_source(dtype: torch.dtype, weight: Bricks, rows: int) -> Source:
-    """Up to `FEW` rows. More than 8 are read by two warps from one cache."""
-    light = rows <= 8 or weight.group == 0  # in registers
-    tiles, across, along, resident = (1, 1, 8, 2) if rows <= 8 else (2, 2, 4, 2 if light else 1)
-    return _source(
-        "linear_few", dtype, weight, TILES=tiles, WARPS_N=across, WARPS_K=along, AHEAD=AHEAD, RESIDENT=resident
+@dataclass(frozen=True, slots=True)
+class Few:
+    """`linear_few` for up to 8 or 16 rows."""
+
+    source: Source
+    across: int  # warps of a block: for 64 outputs each, and along the inputs
+    along: int
+    resident: int  # blocks that a multiprocessor has room for
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """`linear_tiles` for so many rows a tile."""
+
+    source: Source
+    rows: int
+    stages: int
+    shared_bytes: int
+
+
+@cache
+def few_kernel(dtype: torch.dtype, kind: Kind, wide: bool) -> Few:
+    """wide: for more than 8 rows. Those are read by two warps from one cache, and where scales are groups' take the
+    registers of a second block."""
+    tiles, across, along, resident = (2, 2, 4, 2 if kind.group == 0 else 1) if wide else (1, 1, 8, 2)
+    source = _source(
+        "linear_few", dtype, kind, TILES=tiles, WARPS_N=across, WARPS_K=along, AHEAD=AHEAD, RESIDENT=resident
+    )
+    return Few(source, across, along, resident, across * along * 8 * tiles * SUMS * 4)
+
+
+@cache
+def tiles_kernel(dtype: torch.dtype, kind: Kind, rows: int, shared_bytes: int) -> Tiles:
+    """As many stages as two blocks of a multiprocessor have room for; where that are not three, as one has."""
+    stage = _stage_bytes(kind, rows)
+    fitting = [count for count in (4, 3) if RESIDENT * count * stage <= shared_bytes]
+    stages = fitting[0] if fitting else 4 if 4 * stage <= shared_bytes else 3
+    source = _source("linear_tiles", dtype, kind, TOKENS=rows, WARPS=WARPS, STAGES=stages)
+    return Tiles(source, rows, stages, stages * stage)
+
+
+def _stage_bytes(kind: Kind, rows: int) -> int:
+    """Of a brick's inputs in shared memory: x, weights, scales and zeros of a block."""
+    groups = 0 if kind.group == 0 else max(BRICK // kind.group, 1)
+    of_group = groups * BRICK * (kind.scales.itemsize + kind.zeros)
+    return 2 * rows * BRICK + WARPS // 2 * (_brick_bytes(kind) + of_group)
+
+
+def _source(name: str, dtype: torch.dtype, kind: Kind, **constants: int) -> Source:
+    scale = "f16" if kind.scales == torch.float16 else "float"
+    return Source.of(
+        name, T=DTYPES[dtype], FORM=kind.form, GROUP=kind.group, SCALE=scale, ZEROS=int(kind.zeros), **constants
     )
 
 
-def tiles_source(dtype: torch.dtype, weight: Bricks, rows: int, shared_bytes: int) -> Source:
-    """As many stages as two blocks of a multiprocessor have room for; where that are not three, as one has."""
-    tokens = WIDE if rows > WIDE // 2 else WIDE // 2
-    stage = stage_bytes(weight, tokens)
-    fitting = [count for count in (4, 3) if RESIDENT * count * stage <= shared_bytes]
-    stages = fitting[0] if fitting else 4 if 4 * stage <= shared_bytes else 3
-    return _source("linear_tiles", dtype, weight, TOKENS=tokens, WARPS=WARPS, STAGES=stages)
-
-
-def stage_bytes(weight: Bricks, tokens: int) -> int:
-    """Of a brick's inputs in shared memory: x, weights, scales and zeros of a block."""
-    groups = 0 if weight.group == 0 else max(BRICK // weight.group, 1)
-    of_group = groups * BRICK * (weight.scales.itemsize + (0 if weight.zeros is None else 1))
-    return 2 * tokens * BRICK + WARPS // 2 * (_brick_bytes(weight) + of_group)
-
-
-def _source(name: str, dtype: torch.dtype, weight: Bricks, **constants: int) -> Source:
-    zeros, scale = int(weight.zeros is not None), "f16" if weight.scales.dtype == torch.float16 else "float"
-    return Source.of(name, T=DTYPES[dtype], FORM=weight.form, GROUP=weight.group, SCALE=scale, ZEROS=zeros, **constants)
-
-
 def _few(linears: Linears, x: Tensor, weight: Bricks, bias: Tensor | None, out: Tensor) -> None:
-    source = few_source(x.dtype, weight, len(x))
-    constants = dict(source.constants)
-    across, along, tiles = (int(constants[name]) for name in ("WARPS_N", "WARPS_K", "TILES"))
-    blocks = -(-_count(weight.outputs) // across)
-    units = _count(weight.inputs) * _brick_bytes(weight) // _UNIT_BYTES
-    splits = _splits(linears.device, blocks, units // (AHEAD * along))
+    kernel = few_kernel(x.dtype, weight.kind, len(x) > 8)
+    blocks = -(-_count(weight.outputs) // kernel.across)
+    units = _count(weight.inputs) * _brick_bytes(weight.kind) // UNIT_BYTES
+    splits = _splits(kernel.resident * linears.device.processors, blocks, units // (AHEAD * kernel.along))
     params, kept = _params(linears, x, weight, bias, out, splits)
-    shared = across * along * 8 * tiles * SUMS * 4
-    linears.device.kernel(source)((blocks, splits, 1), 32 * across * along, params, shared)
+    threads = 32 * kernel.across * kernel.along
+    linears.device.kernel(kernel.source)((blocks, splits, 1), threads, params, kernel.shared_bytes)
     del kept
 
 
 def _tiles(linears: Linears, x: Tensor, weight: Bricks, bias: Tensor | None, out: Tensor) -> None:
-    source = tiles_source(x.dtype, weight, len(x), linears.device.shared_bytes)
-    constants = dict(source.constants)
-    tokens, stages = int(constants["TOKENS"]), int(constants["STAGES"])
-    tiles, blocks = -(-len(x) // tokens), -(-_count(weight.outputs) // (WARPS // 2))
-    splits = _splits(linears.device, tiles * blocks, _count(weight.inputs) // (2 * stages))
+    rows = WIDE if len(x) > WIDE // 2 else WIDE // 2
+    kernel = tiles_kernel(x.dtype, weight.kind, rows, linears.device.shared_bytes)
+    tiles, blocks = -(-len(x) // rows), -(-_count(weight.outputs) // (WARPS // 2))
+    most = _count(weight.inputs) // (2 * kernel.stages)
+    splits = _splits(RESIDENT * linears.device.processors, tiles * blocks, most)
     params, kept = _params(linears, x, weight, bias, out, splits)
-    shared = stages * stage_bytes(weight, tokens)
-    linears.device.kernel(source)((tiles, blocks, splits), 32 * WARPS, params, shared)
+    linears.device.kernel(kernel.source)((tiles, blocks, splits), 32 * WARPS, params, kernel.shared_bytes)
     del kept
 
 
-def _splits(device: Device, blocks: int, most: int) -> int:
-    """Parts of the inputs, so that there are blocks for all multiprocessors, and each has something to do."""
-    return max(min(RESIDENT * device.processors // blocks, most, MOST_SPLITS), 1)
+def _splits(room: int, blocks: int, most: int) -> int:
+    """Parts of the inputs, so that blocks fill the room on all multiprocessors, and each has something to do."""
+    return max(min(room // blocks, most, MOST_SPLITS), 1)
 
 
 def _params(
@@ -144,12 +169,9 @@ def _params(
     return params, partial
 
 
-_UNIT_BYTES = 4 * 32 * 16  # that a warp loads at once
-
-
 def _count(size: int) -> int:
     return -(-size // BRICK)
 
 
-def _brick_bytes(weight: Bricks) -> int:
-    return BRICK * BRICK // (2 if weight.form == "INT4" else 1)
+def _brick_bytes(kind: Kind) -> int:
+    return BRICK * BRICK // (2 if kind.form == "INT4" else 1)
