@@ -62,7 +62,10 @@ def assert_product(got: Tensor, x: Tensor, plain: Plain, bias: Tensor | None) ->
 
 
 @pytest.mark.parametrize(("form", "group", "scale", "zeros"), KINDS, ids=str)
-def test_packing_can_be_undone(rng: random.Random, form: Form, group: int, scale: torch.dtype, zeros: bool) -> None:
+def test_packing_can_be_undone(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch, form: Form, group: int, scale: torch.dtype, zeros: bool
+) -> None:
+    monkeypatch.setattr("textgen.ops.cuda.bricks.STRETCH", rng.choice([1, 20000, 1 << 24]))
     size = rng.randint(1, 200), 32 * rng.randint(1, 9) if group == 32 else 128 * rng.randint(1, 3)
     plain = draw(rng, form, group, scale, zeros, size)
     back = pack(plain).plain()

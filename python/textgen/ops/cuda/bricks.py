@@ -13,6 +13,7 @@ from torch.nn import functional as F
 Form: TypeAlias = Literal["INT4", "INT8", "E4M3", "E5M2"]
 
 BRICK, HALF = 64, 32
+STRETCH = 1 << 24  # numbers packed at a time: what is between stays small beside the weights
 SIGN = 0x80
 _FLOATS: dict[Form, torch.dtype] = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 # A number's place: brick of outputs, 16 of those, 8 of those, output; brick of inputs, half, lane, step, half of it,
@@ -108,8 +109,13 @@ def pack(plain: Plain) -> Bricks:
     """On the same device. What is filled up has scales of 0."""
     outputs, inputs = plain.codes.shape
     padded = -(-inputs // BRICK) * BRICK
-    codes = F.pad(plain.codes, (0, padded - inputs, 0, -outputs % BRICK))
-    packed = (_pack4 if plain.form == "INT4" else _pack8)(codes)
+    units, lanes = (1, _pack4) if plain.form == "INT4" else (2, _pack8)
+    size = (-(-outputs // BRICK), padded // BRICK, units, 4, 32, 16)
+    packed = torch.empty(size, dtype=torch.uint8, device=plain.codes.device)
+    some = max(STRETCH // (padded * BRICK), 1)  # bricks of outputs
+    for first in range(0, len(packed), some):
+        codes = plain.codes[first * BRICK : (first + some) * BRICK]
+        packed[first : first + some] = lanes(F.pad(codes, (0, padded - inputs, 0, -len(codes) % BRICK)))
     if plain.group == 0:
         scales, zeros = F.pad(plain.scales[:, 0], (0, -outputs % BRICK)), None
     else:
