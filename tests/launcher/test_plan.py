@@ -246,6 +246,29 @@ def test_what_cannot_fit_a_gpu(model: Model, hardware: dict[str, Any], settings:
         plan(model, gpu(**hardware), device="cuda", **settings)
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "settings", "numbers"),
+    [
+        ({}, {}, 2),
+        ({}, {"quantize": "int8"}, 1.016),
+        ({}, {"quantize": "int4"}, 0.5625),
+        ({"four_bits": True}, {}, 0.594),
+        ({"scaled": 2**31}, {}, 1.031),
+        ({"scaled": 2**31}, {"dtype": "float32"}, 4),
+        ({"scaled": 2**31}, {"attention": "torch"}, 2),
+        ({"scaled": 2**31}, {"quantize": "int4"}, 0.5625),
+    ],
+)
+def test_weights_count_as_a_gpu_holds_them(
+    model: Model, checkpoint: dict[str, Any], settings: dict[str, Any], numbers: float
+) -> None:
+    large = dataclasses.replace(model, checkpoint=Checkpoint(2**31, "bfloat16", **checkpoint))
+    made = plan(large, gpu(total=64 * GIB, free=60 * GIB), device="cuda", **settings)
+    line = next(line for line in made.memory.table if "weights" in line)
+    gib = float(re.search(r"([\d.]+) GiB", line)[1])  # type: ignore[index]
+    assert abs(gib - 2 * numbers) < 0.06, line
+
+
 def test_auto_takes_the_gpu_that_is_there(model: Model) -> None:
     assert plan(model, gpu(), device="auto").settings.device == "cuda"
     without = plan(model, device="auto", attention="native")

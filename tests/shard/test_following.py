@@ -320,3 +320,13 @@ def test_what_no_kernel_takes_is_worked_out_step_by_step(
     monkeypatch.setattr("textgen.ops.cuda.fixed.FixedAttention._kernel", lambda *_: None)
     equal(play(runner, script), theirs)
     assert "each step is worked out" in caplog.text and not gpu.captured
+
+
+def test_quantized_weights_are_captured_too(make_runner: RunnerMaker, gpu: StandIn, rng: random.Random) -> None:
+    script = [("seat", slot, [5 + slot, 6, 7], rng.choice(SAMPLINGS)) for slot in range(3)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, quantize="int4", dtype="bfloat16"), script)
+    assert gpu.captured == 2 and gpu.replayed >= 4
+    assert {"linear_few", "linear_tiles"} <= set(gpu.kernels.launches)
+    gpu.refuses = "not today"
+    assert answers(ours) == answers(play(on_gpu(make_runner, quantize="int4", dtype="bfloat16"), script))

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from textgen.models.spec import GatedActivation, RouterSpec
 from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference, sampling
+from textgen.ops.cuda.bricks import Form, Plain, pack
 from textgen.ops.cuda.device import Device
+from textgen.ops.cuda.linear import HALVES, Linears
 from textgen.ops.cuda.ops import CudaOps
 from textgen.ops.cuda.sampling import Masks, Penalties, choose, shape
 from textgen.quantization.rows import FP8
@@ -256,6 +258,27 @@ def shape_logits(case: Case) -> Error:
     return error(got, sampling.shape(logits, rows, known, allowed)), 1e-5
 
 
+def quantized_linear(case: Case) -> Error:
+    """Weights of every form, long rows too, of which blocks have a part each."""
+    rng, dtype, forms = case.rng, case.rng.choice(HALVES), list[Form](["INT4", "INT4", "INT8", "E4M3"])
+    form, rows = rng.choice(forms), rng.choice([1, rng.randint(2, 16), rng.randint(17, 300)])
+    group = rng.choice([32, 64, 128]) if form == "INT4" else 128 if form == "E4M3" and rng.random() < 0.5 else 0
+    outputs, inputs = rng.randint(1, case.largest), 128 * rng.randint(1, max(case.largest // 64, 2))
+    size = (outputs, inputs // (group or inputs))
+    codes = torch.randint(0, 16 if form == "INT4" else 127, (outputs, inputs), dtype=torch.uint8, device=case.there)
+    if form != "INT4":
+        codes += torch.randint_like(codes, 2) * 128
+    zeros = torch.randint(0, 17, size, dtype=torch.uint8, device=case.there) if form == "INT4" else None
+    scales = (case.tensor(*size) * 0.02).to(torch.float16 if form == "INT4" else torch.float32)
+    plain = Plain(form, codes, scales, rng.choice([zeros, None]), group)
+    x, bias = case.tensor(rows, inputs, dtype=dtype), rng.choice([None, case.tensor(outputs, dtype=dtype)])
+    got = Linears.on(case.kernels, case.there).multiply(x, pack(plain), bias)
+    numbers, x = plain.numbers().double(), x.double()
+    expected = x @ numbers.t() + (0 if bias is None else bias.double())
+    parts = x.abs() @ numbers.abs().t()  # what a sum in float32 is exact to
+    return error((got.double() - expected) / (expected.abs() + 2**-8 * parts + 1e-3), 0 * expected), WITHIN[dtype]
+
+
 CHECKS: dict[str, Callable[[Case], Error]] = {
     "rms_norm": rms_norm,
     "activate": activate_gated,
@@ -266,6 +289,7 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "attention_latent": latent_attention,
     "route, group_rows, grouped_linear, weighted_sum": experts,
     "grouped_linear, attention in one order": same_bits,
+    "linear_few, linear_tiles": quantized_linear,
     "sample": sample,
     "shape": shape_logits,
 }

@@ -47,6 +47,7 @@ class _Index(msgspec.Struct):
 class Checkpoint:
     """How many numbers are stored, and in which data type most of them are; whether they are packed in four bits.
 
+    scaled: how many are in 8-bit floating point.
     blocks: of a GGUF file, what its matrices are where they are multiplied as stored.
     """
 
@@ -54,6 +55,7 @@ class Checkpoint:
     dtype: str
     four_bits: bool = False
     blocks: Blocks | None = None
+    scaled: int = 0
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -79,7 +81,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not plain or not sum(counts.values()):
         raise ModelError(f"{folder} holds no weights; download the model again")
     dtype = _NAMES[max(plain, key=lambda name: counts[name])]
-    return Checkpoint(sum(counts.values()) + weights, dtype, four_bits=weights > 0)
+    scaled = sum(counts.get(name, 0) for name in SCALED)
+    return Checkpoint(sum(counts.values()) + weights, dtype, four_bits=weights > 0, scaled=scaled)
 
 
 def _packed(index: Index) -> Checkpoint:

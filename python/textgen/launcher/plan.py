@@ -13,9 +13,9 @@ from textgen.launcher.flags import Share
 from textgen.launcher.hardware import Hardware
 from textgen.launcher.memory import MemoryPlan, Needs, plan_gpu, plan_memory
 from textgen.launcher.model import Model
-from textgen.launcher.settings import Settings
+from textgen.launcher.settings import Settings, dashed
 from textgen.models.groups import group_layers
-from textgen.quantization.formats import block_bytes, weight_bytes
+from textgen.quantization.formats import block_bytes, gpu_weight_bytes, weight_bytes
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOST_ENCODED = 2048  # the same of a model with an encoder, which reads its whole input in one step
@@ -142,19 +142,7 @@ BEAM_TOKENS = 4  # a beam search looks at so many tokens for each beam where a m
 def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     """Decide everything. Raises `SettingsError` and `MemoryPlanError`."""
     settings = _with_device(settings, hardware)
-    if model.fallback or settings.device != "cpu":
-        where = f"--device {settings.device}" if settings.device != "cpu" else "a model that Transformers runs"
-        if settings.quantize is not None:
-            raise SettingsError(f"--quantize {settings.quantize} is not there for {where}; leave it out")
-    if model.fallback and settings.kv_cache_dtype != "auto":
-        raise SettingsError(
-            f"--kv-cache-dtype {settings.kv_cache_dtype} is not there for a model that Transformers runs; leave it out"
-        )
-    if settings.device == "cpu" and settings.kv_cache_dtype == "fp8":
-        raise SettingsError(
-            "--kv-cache-dtype fp8 is there for --device cuda alone; use int8, which is as small and keeps more of each "
-            "number"
-        )
+    _refuse_formats(settings, model)
     dtype = _dtype(settings, model, hardware)
     max_total, max_input = _lengths(settings, model)
     step = settings.max_batch_prefill_tokens or min(
@@ -189,6 +177,18 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         # A cache of packed weights is mapped, once it is there.
         weight_bytes=needs.weights if _planned(settings, model, hardware) and not settings.weights_cache else 0,
     )
+
+
+def _refuse_formats(settings: Settings, model: Model) -> None:
+    """Raises `SettingsError` for forms of weights and cache that this model or device has not."""
+    for name in ("quantize", "kv_cache_dtype") if model.fallback else ():
+        if (asked := getattr(settings, name)) not in (None, "auto"):
+            raise SettingsError(f"{dashed(name)} {asked} is not there for a model that Transformers runs; leave it out")
+    if settings.device == "cpu" and settings.kv_cache_dtype == "fp8":
+        raise SettingsError(
+            "--kv-cache-dtype fp8 is there for --device cuda alone; use int8, which is as small and keeps more of each "
+            "number"
+        )
 
 
 def _with_device(settings: Settings, hardware: Hardware) -> Settings:
@@ -273,6 +273,10 @@ def _weights(settings: Settings, model: Model, dtype: str, hardware: Hardware) -
     planned = _planned(settings, model, hardware)
     if checkpoint.blocks is not None and settings.quantize is None and planned and dtype != "float32":
         return block_bytes(checkpoint.blocks, size)
+    if settings.device != "cpu":
+        kernels = settings.attention != "torch" and dtype != "float32"
+        form = settings.quantize or ("packed4" if checkpoint.four_bits else None)
+        return gpu_weight_bytes(model.spec, checkpoint.parameters, size, form, checkpoint.scaled if kernels else 0)
     form = settings.quantize or ("int4" if checkpoint.four_bits else None)
     return weight_bytes(model.spec, checkpoint.parameters, size, form)
 

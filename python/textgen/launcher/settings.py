@@ -77,8 +77,8 @@ class Settings:
     quantize: str | None = setting(
         quantize_name, None,
         "Make the weights of linear layers smaller while they are loaded: int8 (a scale for each output) or int4 (a "
-        "scale for 32 numbers). Products are of integers: activations become 8-bit as they come. docs/cpu.md helps to "
-        "choose.",
+        "scale for 32 numbers). On a processor activations become 8-bit as they come, and products are of integers; on "
+        "a GPU activations keep --dtype. docs/cpu.md helps to choose.",
         group=MODEL, default="weights have --dtype", metavar="FORMAT",
     )  # fmt: skip
     kv_cache_dtype: str = setting(

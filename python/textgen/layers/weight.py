@@ -130,6 +130,18 @@ class WeightFormat(Protocol):
         ...
 
 
+@runtime_checkable
+class WrappingFormat(WeightFormat, Protocol):
+    """What another format makes, and something more of it."""
+
+    @property
+    def inner(self) -> WeightFormat: ...
+
+    def around(self, inner: WeightFormat) -> WrappingFormat:
+        """The same of what that format makes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
     """A weight stored as it is multiplied: [out, in] in the model's dtype."""

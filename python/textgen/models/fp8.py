@@ -37,6 +37,24 @@ def read_scaled(
         into[start : start + len(chosen)].copy_(values.mul_(spread(down, across)))
 
 
+def group_scales(
+    fp8: Fp8, scale: Tensor, shape: tuple[int, int], cut: tuple[slice, slice]
+) -> tuple[Tensor, int] | None:
+    """Of that cut of a matrix the scales [rows, groups] float32 and how many inputs a group has, 0 for all.
+
+    None where it begins or ends within a group. Raises as `read_scaled`.
+    """
+    rows, columns = (range(size)[part] for size, part in zip(shape, cut, strict=True))
+    spread = _spread(fp8, scale.float(), shape)
+    down, width, firsts = torch.tensor(rows), 0, [0]
+    if scale.numel() > 1 and fp8.block is not None:
+        width = fp8.block[1]
+        if columns.step != 1 or columns.start % width or (columns.stop % width and columns.stop != shape[1]):
+            return None
+        firsts = list(columns[::width])
+    return spread(down, torch.tensor(firsts)).expand(len(rows), len(firsts)).contiguous(), width
+
+
 def _spread(fp8: Fp8, scale: Tensor, shape: tuple[int, int]) -> Callable[[Tensor, Tensor], Tensor]:
     """The scale of each number at those rows and columns, broadcast where it is the same."""
     if scale.numel() == 1:

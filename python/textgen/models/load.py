@@ -9,7 +9,7 @@ import torch
 
 from textgen.gguf.errors import GgufError
 from textgen.gguf.index import read_index
-from textgen.layers.weight import DenseFormat, LoadContext, WeightFormat, WeightSource
+from textgen.layers.weight import DenseFormat, LoadContext, WeightFormat, WeightSource, WrappingFormat
 from textgen.models.config import read_config
 from textgen.models.decoder import Decoder, Model, load_decoder
 from textgen.models.errors import ModelError
@@ -19,7 +19,6 @@ from textgen.models.registry import UnknownArchitecture, describe, packed_as, sc
 from textgen.models.weights import WeightFiles
 from textgen.ops import Ops
 from textgen.parallel import Parallel
-from textgen.quantization.cache import CachedFormat
 from textgen.quantization.packed4 import Packed4Format
 from textgen.quantization.stored import StoredFormat
 
@@ -66,14 +65,14 @@ def _in_four_bits(packed: Packed4Format, format: WeightFormat | None) -> WeightF
     """Stored numbers of four bits stay as they are. Raises `ModelError` where they were to become others."""
     if format is None or isinstance(format, StoredFormat):
         return packed
-    if isinstance(format, CachedFormat) and _as_stored(format):
-        return CachedFormat(packed, format.cache)
+    if isinstance(format, WrappingFormat) and _as_stored(format):
+        return format.around(packed)
     raise ModelError("the checkpoint is in four bits already; leave out --quantize and --deterministic")
 
 
 def _as_stored(format: WeightFormat) -> bool:
     """Whether its numbers are the checkpoint's, and only where they are kept is said."""
-    return isinstance(format.inner if isinstance(format, CachedFormat) else format, DenseFormat)
+    return isinstance(format.inner if isinstance(format, WrappingFormat) else format, DenseFormat)
 
 
 def _fallback(

@@ -20,6 +20,7 @@ from textgen.layers.weight import Part
 from textgen.models import fp8
 from textgen.models.errors import ModelError
 from textgen.models.fp8_config import Fp8
+from textgen.quantization.fp8 import Scaled
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -80,12 +81,8 @@ class WeightFiles:
 
     def _read_scaled(self, part: Part, stored: Any, into: Tensor) -> None:
         """A matrix of 8-bit numbers, times its scale."""
-        name = next((part.name + suffix for suffix in fp8.SUFFIXES if self.has(part.name + suffix)), None)
-        if name is None or len(part.shape) != 2 or part.transposed:
-            raise ModelError(f"{self._folder}: tensor '{part.name}' has 8-bit numbers and no scale that is understood")
+        name, scale = self._scale(part)
         assert self._fp8 is not None
-        scale = self._file(self._where[name]).get_tensor(name)
-        scale = scale if part.stacked is None or scale.numel() == 1 else scale[part.index]
 
         def get(rows: slice) -> Tensor:
             values: Tensor = stored[replace(part, rows=rows).cut]
@@ -95,6 +92,30 @@ class WeightFiles:
             fp8.read_scaled(self._fp8, scale, (part.shape[0], part.shape[1]), (part.rows, part.columns), get, into)
         except ValueError as error:
             raise ModelError(f"{self._folder}: tensor '{name}': {error}") from None
+
+    def scaled(self, part: Part) -> Scaled | None:
+        """See `ScaledSource`."""
+        stored = self._slice(part.name, part.stored, (*DTYPES, *fp8.DTYPES)) if self._fp8 is not None else None
+        if self._fp8 is None or stored is None or stored.get_dtype() not in fp8.DTYPES:
+            return None
+        name, scale = self._scale(part)
+        try:
+            found = fp8.group_scales(self._fp8, scale, (part.shape[0], part.shape[1]), (part.rows, part.columns))
+        except ValueError as error:
+            raise ModelError(f"{self._folder}: tensor '{name}': {error}") from None
+        if found is None:
+            return None
+        values: Tensor = self._slice(part.name, part.stored, fp8.DTYPES)[part.cut]
+        self._progress.update(values.nbytes)
+        return Scaled(values, *found)
+
+    def _scale(self, part: Part) -> tuple[str, Tensor]:
+        """The name and the numbers of what a matrix of 8-bit numbers is multiplied by. Raises `ModelError`."""
+        name = next((part.name + suffix for suffix in fp8.SUFFIXES if self.has(part.name + suffix)), None)
+        if name is None or len(part.shape) != 2 or part.transposed:
+            raise ModelError(f"{self._folder}: tensor '{part.name}' has 8-bit numbers and no scale that is understood")
+        scale: Tensor = self._file(self._where[name]).get_tensor(name)
+        return name, scale if part.stacked is None or scale.numel() == 1 else scale[part.index]
 
     def read_bytes(self, name: str, shape: tuple[int, ...], index: int) -> Tensor:
         values: Tensor = self._slice(name, shape, ("U8",))[index]

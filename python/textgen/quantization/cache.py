@@ -222,6 +222,9 @@ class CachedFormat:
     inner: WeightFormat
     cache: WeightsCache
 
+    def around(self, inner: WeightFormat) -> CachedFormat:
+        return CachedFormat(inner, self.cache)
+
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         key = _key(parts)
         return self._mapped(context, key, parts) or self._kept(key, self.inner.load(context, parts))

@@ -81,10 +81,26 @@ def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | 
     return kept * size + int(quantized * BYTES[quantize])
 
 
+def gpu_weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None, scaled: int) -> int:
+    """As `weight_bytes`, on a GPU: of `scaled` numbers that are stored in 8-bit floating point, those of linear layers
+    stay so. Experts, and what latent attention makes keys and values of, keep the model's type."""
+    if quantize is not None or not scaled:
+        return weight_bytes(spec, parameters, size, quantize)
+    latent, dense = spec.attention.latent, 0
+    for layer in spec.layers:
+        if isinstance(layer.mlp, ExpertsSpec):
+            dense += layer.mlp.count * 3 * layer.mlp.intermediate_size * spec.hidden_size
+        if latent is not None:
+            dense += spec.num_heads * (latent.plain_dim + latent.value_dim) * latent.kv_rank
+    kept = max(scaled - dense, 0)
+    return (parameters - kept) * size + int(kept * BYTES["fp8"])
+
+
 def block_bytes(blocks: Blocks, size: int) -> int:
     """What the weights of a GGUF file take: blocks as they are multiplied, all others as numbers of `size` bytes."""
     packed = sum(count * BLOCK_BYTES[kind] for kind, count in blocks.numbers.items())
     return blocks.dense * size + int(packed)
 
 
-BYTES = {"int8": 1 + 4 / 256, "int4": 0.5 + 2 / GROUP}  # of a number, its share of a scale included
+# Of a number, its share of a scale and a zero point included; the last two as a GPU has them, at most.
+BYTES = {"int8": 1 + 4 / 256, "int4": 0.5 + 2 / GROUP, "fp8": 1 + 4 / 128, "packed4": 0.5 + 3 / GROUP}

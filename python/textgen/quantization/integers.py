@@ -1,6 +1,7 @@
 """Weights of 8 and 4 bits made while loading, and their products in torch: the numbers the kernels must equal.
 
-Both multiply integers: activations become 8-bit as they come, with a scale for each row (and group of inputs).
+Both multiply integers: activations become 8-bit as they come, with a scale for each row (and group of inputs). On a GPU
+they do not, and the numbers are others: see `kernels.py`.
 """
 
 from __future__ import annotations

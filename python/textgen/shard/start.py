@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -39,6 +40,9 @@ from textgen.shard.runner import Runner
 from textgen.shard.settings import ShardSettings
 from textgen.shard.warmup import warm_up
 from textgen.shard.worker import Worker
+
+if TYPE_CHECKING:
+    from textgen.shard.accelerator import Accelerator
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +100,19 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
     Worker(link, inbox, executor, OpsApp(executor, metrics), ops_path).run(prepare)
 
 
-def _format(settings: ShardSettings, folder: Path) -> WeightFormat | None:
-    """What weights become: what --quantize says. Where kernels may run, blocks of a GGUF file stay as they are, and
-    other numbers stay where they are until they are packed."""
-    if settings.quantize is not None:
-        return FORMATS[settings.quantize]
-    if settings.plan == "off" or settings.device != "cpu":
-        return None
+def _format(settings: ShardSettings, folder: Path, accelerator: Accelerator | None) -> WeightFormat | None:
+    """What weights become: what --quantize says, on a GPU packed for its kernels.
+
+    Where a processor's may run, blocks of a GGUF file stay as they are, and other numbers stay where they are until
+    they are packed.
+    """
+    asked = None if settings.quantize is None else FORMATS[settings.quantize]
+    if accelerator is not None:
+        from textgen.quantization.kernels import kernel_format  # nothing of it is loaded for a processor
+
+        return kernel_format(asked, accelerator.kernels, accelerator.device, DTYPES[settings.dtype])
+    if asked is not None or settings.plan == "off":
+        return asked
     blocks = settings.dtype != "float32" and (folder / GGUF_INDEX).exists()
     return BlockFormat() if blocks else StoredFormat()
 
@@ -130,7 +140,7 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
         device = accelerator.device
     parallel = Parallel(settings.rank, settings.world_size)
     folder, trust = Path(settings.model_dir), settings.trust_remote_code
-    form = _format(settings, folder)
+    form = _format(settings, folder, accelerator)
     if fixed := settings.deterministic and accelerator is not None:
         from textgen.shard.deterministic import check_model, check_settings  # a processor has no use for it
 

@@ -62,6 +62,7 @@ class HostDevice:
         self._rng = random.Random(seed)
         self._cache = CompileCache(HostCompiler(), folder, 1 << 30)
         self.launches: list[str] = []
+        self.grids: list[tuple[int, ...]] = []
 
     def kernel(self, source: Source, name: str | None = None) -> Kernel:
         function = getattr(library_of(self._cache.get(source).code), name or source.name)
@@ -70,6 +71,7 @@ class HostDevice:
 
         def launch(grid: Sequence[int], threads: int, params: ctypes.Structure, shared_bytes: int = 0) -> None:
             self.launches.append(name or source.name)
+            self.grids.append(tuple(grid))
             if not 1 <= grid[0] < 2**31 or not all(1 <= size < 2**16 for size in grid[1:]):
                 raise AssertionError(f"no GPU takes a grid of {grid}")
             size, seed = ctypes.sizeof(params), self._rng.getrandbits(64)

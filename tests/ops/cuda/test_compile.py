@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from textgen.models.spec import RouterSpec
-from textgen.ops.cuda import experts, grouped
+from textgen.ops.cuda import experts, grouped, linear
 from textgen.ops.cuda.attention_kernels import AttentionKernel, Shape, kernel_for
+from textgen.ops.cuda.bricks import Kind
 from textgen.ops.cuda.nvrtc import CompileError, Nvrtc, resources_of
 from textgen.ops.cuda.source import Binary, Source
 
@@ -38,6 +39,19 @@ def tile(shape: grouped.TileShape, dtype: torch.dtype) -> Source:
     """Whose last stage is not full, for many experts."""
     return grouped.grouped_source(shape, dtype, 4104, 256)
 
+
+def few(kind: Kind, rows: int) -> Source:
+    return linear.few_kernel(torch.bfloat16, kind, rows > 8).source
+
+
+def tiles(kind: Kind, rows: int, dtype: torch.dtype = torch.bfloat16) -> Source:
+    return linear.tiles_kernel(dtype, kind, rows, 163 << 10).source
+
+
+INT4_ZEROS = Kind("INT4", 128, torch.float16, zeros=True)
+INT4_SMALL = Kind("INT4", 32, torch.float16, zeros=False)
+INT8_WEIGHTS = Kind("INT8", 0, torch.float32, zeros=False)
+FP8_WEIGHTS = Kind("E4M3", 128, torch.float32, zeros=False)
 
 # Source, and the registers that let a multiprocessor hold as many threads as the kernel is made for.
 PROMISES = [
@@ -86,6 +100,12 @@ PROMISES = [
     (latent(BFLOAT, 128).source, 255),
     (latent(BFLOAT, 128, INT8).source, 255),
     (latent(HALF, 16).source, 255),
+    # Two blocks of 256 threads; one, where 16 rows meet scales of groups.
+    *((few(kind, 8), 128) for kind in (INT4_ZEROS, INT4_SMALL, FP8_WEIGHTS)),
+    (few(INT8_WEIGHTS, 16), 128),
+    (few(INT4_SMALL, 16), 255),
+    *((tiles(kind, 64), 128) for kind in (INT4_ZEROS, INT4_SMALL, INT8_WEIGHTS, FP8_WEIGHTS)),
+    (tiles(INT4_ZEROS, 32, torch.float16), 128),
 ]
 
 

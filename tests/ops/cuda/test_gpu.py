@@ -9,11 +9,14 @@ import torch
 
 from textgen.models.spec import ClampedSilu
 from textgen.ops import AttentionForm, KvScales, reference
+from textgen.ops.cuda.bricks import Form, Plain, pack
 from textgen.ops.cuda.device import CudaDevice
+from textgen.ops.cuda.linear import Linears
 from textgen.ops.cuda.ops import CudaOps
 
 from ..cpu.test_attention import Case, forms
 from .test_attention import HALVES, WITHIN, segments
+from .test_linear import KINDS, assert_product, draw, size_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -62,3 +65,17 @@ def test_attention(rng: random.Random, gpu: CudaOps, dim: int, kind: str, stored
     got = gpu.attention(case.layout, window, keys)(moved[0], moved[1], moved[2], keys, values, there, scales)
     within = WITHIN[dtype] * (4 if scales is not None else 1)
     torch.testing.assert_close(got.float().cpu(), case.expected(torch.float32), rtol=within, atol=within)
+
+
+@pytest.mark.parametrize(("form", "group", "scale", "zeros"), KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 16, 30, 64, 300])
+def test_quantized_products(
+    rng: random.Random, gpu: CudaOps, rows: int, form: Form, group: int, scale: torch.dtype, zeros: bool
+) -> None:
+    outputs, inputs = size_of(rng, group)
+    drawn = draw(rng, form, group, scale, zeros, (outputs, inputs))
+    points = None if drawn.zeros is None else drawn.zeros.cuda()
+    plain = Plain(form, drawn.codes.cuda(), drawn.scales.cuda(), points, group)
+    x = torch.randn(rows, inputs, device="cuda").to(rng.choice(HALVES))
+    linears, bias = Linears.on(gpu.device, x.device), torch.randn(outputs, device="cuda").to(x.dtype)
+    assert_product(linears.multiply(x, pack(plain), bias), x, plain, bias)

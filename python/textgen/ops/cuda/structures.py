@@ -107,3 +107,11 @@ class Route(Structure):
         *((name, c_int32) for name in ("tokens", "experts", "top", "groups", "top_groups", "best_two", "normalize")),
         ("scale", c_float),
     ]
+
+
+class Linear(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "packed", "scales", "zeros", "bias", "out", "partial", "counters")),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("rows", "inputs", "outputs", "splits")),
+    ]

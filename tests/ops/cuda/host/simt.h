@@ -243,3 +243,33 @@ INTRINSIC void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1, 
         }
     });
 }
+
+template <class Number>
+INTRINSIC void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1, Number) {
+    for (float& x : sum) x = 0.0f;
+    multiply_add(sum, a, b0, b1, Number{});
+}
+
+static inline u16 rounded(double x, bf16) { return bfloat_of_float(static_cast<float>(x)); }
+static inline u16 rounded(double x, f16) { return half_of_float(static_cast<float>(x)); }
+
+template <class Number>
+INTRINSIC u32 pair_fma(u32 a, u32 b, u32 c, Number) {
+    u32 pair = 0;
+    for (u32 shift = 0; shift < 32; shift += 16) {
+        const auto part = [shift](u32 of) { return double{to_float(Number{static_cast<u16>(of >> shift)})}; };
+        pair |= u32{rounded(part(a) * part(b) + part(c), Number{})} << shift;
+    }
+    return pair;
+}
+
+// Bytes 0 to 3 are a's, 4 to 7 b's; four bits of the selector name each byte of what comes out.
+INTRINSIC u32 __byte_perm(u32 a, u32 b, u32 selector) {
+    const u64 both = u64{b} << 32 | a;
+    u32 out = 0;
+    for (u32 i = 0; i < 4; ++i) out |= static_cast<u32>(both >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+    return out;
+}
+
+INTRINSIC void __threadfence() {}  // blocks run one after the other
+INTRINSIC Quad load_of_others(const void* from) { return *static_cast<const Quad*>(from); }

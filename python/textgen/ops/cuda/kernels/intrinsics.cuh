@@ -116,3 +116,41 @@ INTRINSIC void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1, 
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// a * b: `multiply_add` to a sum of 0, which no register has to hold.
+INTRINSIC void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+INTRINSIC void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1, f16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+// a * b + c of two neighbours each, rounded once; numbers below the normal ones are kept.
+INTRINSIC u32 pair_fma(u32 a, u32 b, u32 c, bf16) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+INTRINSIC u32 pair_fma(u32 a, u32 b, u32 c, f16) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// 16 bytes that another block of this launch wrote before its __threadfence: not from the L1 cache.
+INTRINSIC Quad load_of_others(const void* from) {
+    Quad quad;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(quad.at[0]), "=r"(quad.at[1]), "=r"(quad.at[2]), "=r"(quad.at[3])
+                 : "l"(from)
+                 : "memory");
+    return quad;
+}

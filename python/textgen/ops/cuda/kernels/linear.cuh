@@ -1,0 +1,193 @@
+// What products with weights of 4 and 8 bits share: the layout of weights, how they become numbers, how sums become rows.
+//
+// y = x * w^T with w = scale * (value - zero); products are summed in float32, and scales are put on sums, not on numbers.
+//
+// Weights are packed for the fragments of mma.m16n8k16 (the idea of Marlin, arXiv 2408.11743), with outputs as the rows of the
+// left factor and tokens as the columns of the right one: so one layout serves a token as well as many. A brick is 64
+// outputs by 64 inputs. In it, lane l of a warp has 16 bytes for each 16 outputs (and, of 8 bits, each half of the inputs),
+// which are the lane's own numbers of the fragments. Inputs are dealt out to the fragments such that a lane's of 32 inputs
+// are eight neighbours of x, 16 bytes: in step s of half h, lane l has inputs 32h + 8 (l % 4) + 4 s and the three behind it.
+//
+// packed: [outputs / 64, inputs / 64, halves of 8-bit weights, 4, 32 lanes, 16 bytes], what is missing filled up by zeros.
+// scales, zeros: [outputs / 64, groups, 8, 4, 2], a lane's together: outputs 16j + 8k + i of a brick at [i, j, k].
+#pragma once
+#include "device.cuh"
+
+enum Form { INT4, INT8, E4M3, E5M2 };  // 8 bits are a sign and 7 bits: a magnitude, or exponent and fraction
+
+using T = TG_T;                         // of x, bias and result: bf16 or f16
+using Scale = TG_SCALE;                 // f16 or float
+constexpr Form FORM = TG_FORM;
+constexpr i32 GROUP = TG_GROUP;         // inputs that share a scale, a multiple of 32; 0: all of them
+constexpr bool HAS_ZEROS = TG_ZEROS;    // of 4-bit weights: else 8
+
+constexpr i32 BRICK = 64;
+constexpr i32 HALF = BRICK / 2;
+constexpr i32 UNITS = FORM == INT4 ? 1 : 2;       // of a brick: what a warp has in one load of 16 bytes for each 16 outputs
+constexpr i32 UNIT_HALVES = 2 / UNITS;
+constexpr i32 STEP_WORDS = UNITS;                 // of a lane, for 16 outputs by 16 inputs
+constexpr i32 UNIT_BYTES = 4 * WARP * 16;
+constexpr i32 BRICK_GROUPS = GROUP == 0 ? 0 : GROUP == HALF ? 2 : 1;
+constexpr i32 SPAN = GROUP == 0 ? BRICK : GROUP;  // a divisor, where there are groups
+static_assert(GROUP % HALF == 0 && (GROUP <= BRICK || GROUP % BRICK == 0), "a brick has groups, or a group bricks");
+static_assert(!HAS_ZEROS || (FORM == INT4 && GROUP != 0), "zero points are 4-bit weights'");
+
+struct Linear {
+    const T* x;                   // [rows, inputs], rows `stride` apart
+    const unsigned char* packed;
+    const Scale* scales;
+    const unsigned char* zeros;
+    const T* bias;                // [outputs], or null
+    T* out;                       // [rows, outputs]
+    float* partial;               // [splits, rows, outputs in whole bricks], where the inputs are split
+    u32* counters;                // 0 for each block of outputs and rows, before and after
+    i64 stride;
+    i32 rows, inputs, outputs, splits;
+};
+
+struct alignas(8) Eight {  // bytes
+    u32 at[2];
+};
+
+DEVICE i32 bricks_of(i32 size) { return (size + BRICK - 1) / BRICK; }
+
+// ---- weights become numbers -----------------------------------------------------------------------------------------------
+
+template <class Number>
+constexpr bool IS_BF16 = false;
+template <>
+constexpr bool IS_BF16<bf16> = true;
+
+DEVICE constexpr u32 twice(u32 bits) { return bits | bits << 16; }
+
+constexpr u32 COUNTS = twice(IS_BF16<T> ? 0x4300 : 0x6400);  // 128 or 1024, with steps of 1 in the low bits
+constexpr u32 ONE = twice(IS_BF16<T> ? 0x3f80 : 0x3c00);
+constexpr u32 SIGNS = 0x80008000u;
+constexpr u32 SIZES = 0x007f007fu;
+// Exponents are moved to their place, and what their bias differs by is a factor: 2^120 and 2^8, 2^112 and 1.
+constexpr i32 FLOAT_SHIFT = FORM == E4M3 ? (IS_BF16<T> ? 4 : 7) : (IS_BF16<T> ? 5 : 8);
+constexpr u32 FLOAT_FACTOR = twice(FORM == E4M3 ? (IS_BF16<T> ? 0x7b80 : 0x5c00) : (IS_BF16<T> ? 0x7780 : 0x3c00));
+
+// Two numbers: signs in the highest bit of each half, the seven other bits lowest.
+DEVICE u32 numbers_of(u32 bits) {
+    if constexpr (FORM == INT8) {
+        const u32 base = (bits & SIGNS) | COUNTS;
+        return pair_fma(base, ONE | SIGNS, (bits & (SIGNS | SIZES)) | COUNTS, T{});
+    } else {
+        const u32 moved = (bits & SIZES) << FLOAT_SHIFT | (bits & SIGNS);
+        return FLOAT_FACTOR == ONE ? moved : pair_fma(moved, FLOAT_FACTOR, 0, T{});
+    }
+}
+
+// The left factor of a step: 16 outputs by 16 inputs, of a lane's words of them. less: what to take from 4-bit numbers of
+// the first 8 outputs, and of the others.
+DEVICE void unpack_step(u32 (&left)[4], const u32* words, const u32 (&less)[2]) {
+    if constexpr (FORM == INT4) {
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) {
+            left[i] = pair_fma((words[0] >> (4 * i) & 0x000f000fu) | COUNTS, ONE, less[i % 2], T{});
+        }
+    } else {
+#pragma unroll
+        for (i32 i = 0; i < 2; ++i) {
+            const u32 word = words[i];
+            left[2 * i] = numbers_of(word);
+            left[2 * i + 1] = numbers_of(__byte_perm(word, 0, 0x2301));
+        }
+    }
+}
+
+// What the first 8 and the other of 16 outputs have less than their bits say. zeros: a lane's of a brick, outputs
+// 16i to 16i + 15 of which are asked for.
+DEVICE void take_zeros(u32 (&less)[2], const Eight& zeros, i32 i) {
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+        if constexpr (HAS_ZEROS) {
+            const u32 selector = 2 * i % 4 + half;
+            less[half] = __byte_perm(zeros.at[i / 2], (COUNTS | SIGNS) >> 8, selector | selector << 8 | 0x4040);
+        } else {
+            less[half] = COUNTS | SIGNS | twice(8);
+        }
+    }
+}
+
+struct alignas(2 * sizeof(Scale)) ScalePair {  // of a lane's of 16 outputs, the first 8 and the others
+    Scale at[2];
+};
+
+DEVICE void add_scaled(float (&sum)[4], const float (&part)[4], const ScalePair& scales) {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) sum[i] += to_float(scales.at[i / 2]) * part[i];
+}
+
+// ---- sums become rows -----------------------------------------------------------------------------------------------------
+
+// A lane's sums of 8 tokens into shared memory, [token, output of the brick].
+template <i32 STRIDE>
+DEVICE void put_sums(float* sums, const float (&sum)[4], i32 i) {
+    const i32 lane = threadIdx.x % WARP;
+#pragma unroll
+    for (i32 at = 0; at < 4; ++at) {
+        sums[(lane % 4 * 2 + at % 2) * STRIDE + 16 * i + at / 2 * 8 + lane / 4] = sum[at];
+    }
+}
+
+// Four neighbouring outputs of a token, of which some may be none.
+DEVICE void finish(const Linear& p, i32 token, i32 output, float (&y)[4]) {
+    if (token >= p.rows || output >= p.outputs) return;
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) {
+        if constexpr (GROUP == 0) y[i] *= to_float(p.scales[output + i]);
+        if (p.bias != nullptr && output + i < p.outputs) y[i] += to_float(p.bias[output + i]);
+    }
+    T* out = p.out + static_cast<i64>(token) * p.outputs + output;
+    if (p.outputs % 4 == 0) {
+        *reinterpret_cast<Eight*>(out) = {{pack_pair<T>(y[0], y[1]), pack_pair<T>(y[2], y[3])}};
+    } else {
+        for (i32 i = 0; i < 4 && output + i < p.outputs; ++i) out[i] = from_float<T>(y[i]);
+    }
+}
+
+// A block's sums, where blocks share out the inputs.
+DEVICE float* partial_of(const Linear& p, i32 split, i32 token, i32 output) {
+    return p.partial + (static_cast<i64>(split) * p.rows + token) * (bricks_of(p.outputs) * BRICK) + output;
+}
+
+DEVICE void keep_or_finish(const Linear& p, i32 split, i32 token, i32 output, float (&y)[4]) {
+    if (p.splits == 1) {
+        finish(p, token, output, y);
+    } else if (token < p.rows && output < p.outputs) {
+        store_quad(partial_of(p, split, token, output), pack(y, 0.0f));
+    }
+}
+
+// Whether this block is the last of those that share a counter; what they kept is there for it then.
+DEVICE bool is_last(const Linear& p, u32* counter) {
+    __shared__ u32 before;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        before = atomicAdd(counter, 1u);
+        if (before + 1 == static_cast<u32>(p.splits)) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return before + 1 == static_cast<u32>(p.splits);
+}
+
+// The sums of all splits, in their order whichever block comes last: tokens [token, token + tokens) and so many outputs.
+template <i32 THREADS>
+DEVICE void finish_splits(const Linear& p, i32 token, i32 tokens, i32 output, i32 outputs) {
+    for (i32 item = threadIdx.x; item < tokens * (outputs / 4); item += THREADS) {
+        const i32 row = token + item / (outputs / 4), column = output + item % (outputs / 4) * 4;
+        if (row >= p.rows || column >= p.outputs) continue;
+        float y[4] = {};
+        for (i32 split = 0; split < p.splits; ++split) {
+            float more[4];
+            unpack(load_of_others(partial_of(p, split, row, column)), more, 0.0f);
+#pragma unroll
+            for (i32 i = 0; i < 4; ++i) y[i] += more[i];
+        }
+        finish(p, row, column, y);
+    }
+}

@@ -1,0 +1,177 @@
+"""Products with weights of 4 and 8 bits by `linear_few.cu` and `linear_tiles.cu`: which one, for which shapes, and how
+blocks share out the inputs. All of it follows from shapes alone, so products can be captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from textgen.ops.cuda.bricks import BRICK, Bricks, Kind
+from textgen.ops.cuda.device import Device
+from textgen.ops.cuda.launches import DTYPES
+from textgen.ops.cuda.source import Source
+from textgen.ops.cuda.structures import Linear
+
+HALVES = (torch.bfloat16, torch.float16)
+FEW = 16  # rows that one pass over the weights serves, and the memory alone is waited for
+WIDE = 64  # rows of a tile of many; half as many where that is enough
+WARPS = 8  # of a tile of many, two for 64 outputs
+SUMS = BRICK + 4  # floats of a row of sums in shared memory
+MOST_SPLITS = 8
+LARGEST = 1 << 32  # what kernels count the numbers of x and the bytes of weights in
+RESIDENT = 2  # blocks that a multiprocessor has room for
+AHEAD = 2  # loads of a warp under way
+UNIT_BYTES = 4 * 32 * 16  # of such a load
+
+
+@dataclass(frozen=True, slots=True)
+class Linears:
+    """Where products run. counters: zeros that blocks meet by, for all products, which follow one another."""
+
+    device: Device
+    counters: Tensor
+
+    @classmethod
+    def on(cls, device: Device, there: torch.device) -> Linears:
+        return cls(device, torch.zeros(RESIDENT * device.processors, dtype=torch.int32, device=there))
+
+    def takes(self, x: Tensor, weight: Bricks) -> bool:
+        """Whether there is a kernel for x [..., inputs]."""
+        sizes = weight.inputs % 8 == 0 and x.numel() > 0 and max(x.numel(), weight.packed.numel()) < LARGEST
+        return x.dtype in HALVES and sizes and self.device.holds(x)
+
+    def multiply(self, x: Tensor, weight: Bricks, bias: Tensor | None) -> Tensor:
+        """x @ w.T + bias with w = scale * (value - zero), summed in float32 and rounded to x's dtype once.
+
+        x [..., inputs] as `takes` says; bias [outputs] in x's dtype. Returns [..., outputs].
+        """
+        rows = x.reshape(-1, weight.inputs)
+        if rows.stride(1) != 1 or rows.stride(0) % 8 or rows.data_ptr() % 16:
+            rows = rows.contiguous()
+        if bias is not None:
+            bias = bias.to(x.dtype).contiguous()
+        out = torch.empty((len(rows), weight.outputs), dtype=x.dtype, device=x.device)
+        launch = _few if len(rows) <= FEW else _tiles
+        launch(self, rows, weight, bias, out)
+        return out.view(*x.shape[:-1], weight.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """`linear_few` for up to 8 or 16 rows."""
+
+    source: Source
+    across: int  # warps of a block: for 64 outputs each, and along the inputs
+    along: int
+    resident: int  # blocks that a multiprocessor has room for
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """`linear_tiles` for so many rows a tile."""
+
+    source: Source
+    rows: int
+    stages: int
+    shared_bytes: int
+
+
+@cache
+def few_kernel(dtype: torch.dtype, kind: Kind, wide: bool) -> Few:
+    """wide: for more than 8 rows. Those are read by two warps from one cache, and where scales are groups' take the
+    registers of a second block."""
+    tiles, across, along, resident = (2, 2, 4, 2 if kind.group == 0 else 1) if wide else (1, 1, 8, 2)
+    source = _source(
+        "linear_few", dtype, kind, TILES=tiles, WARPS_N=across, WARPS_K=along, AHEAD=AHEAD, RESIDENT=resident
+    )
+    return Few(source, across, along, resident, across * along * 8 * tiles * SUMS * 4)
+
+
+@cache
+def tiles_kernel(dtype: torch.dtype, kind: Kind, rows: int, shared_bytes: int) -> Tiles:
+    """As many stages as two blocks of a multiprocessor have room for; where that are not three, as one has."""
+    stage = _stage_bytes(kind, rows)
+    fitting = [count for count in (4, 3) if RESIDENT * count * stage <= shared_bytes]
+    stages = fitting[0] if fitting else 4 if 4 * stage <= shared_bytes else 3
+    source = _source("linear_tiles", dtype, kind, TOKENS=rows, WARPS=WARPS, STAGES=stages)
+    return Tiles(source, rows, stages, stages * stage)
+
+
+def _stage_bytes(kind: Kind, rows: int) -> int:
+    """Of a brick's inputs in shared memory: x, weights, scales and zeros of a block."""
+    groups = 0 if kind.group == 0 else max(BRICK // kind.group, 1)
+    of_group = groups * BRICK * (kind.scales.itemsize + kind.zeros)
+    return 2 * rows * BRICK + WARPS // 2 * (_brick_bytes(kind) + of_group)
+
+
+def _source(name: str, dtype: torch.dtype, kind: Kind, **constants: int) -> Source:
+    scale = "f16" if kind.scales == torch.float16 else "float"
+    return Source.of(
+        name, T=DTYPES[dtype], FORM=kind.form, GROUP=kind.group, SCALE=scale, ZEROS=int(kind.zeros), **constants
+    )
+
+
+def _few(linears: Linears, x: Tensor, weight: Bricks, bias: Tensor | None, out: Tensor) -> None:
+    kernel = few_kernel(x.dtype, weight.kind, len(x) > 8)
+    blocks = -(-_count(weight.outputs) // kernel.across)
+    units = _count(weight.inputs) * _brick_bytes(weight.kind) // UNIT_BYTES
+    splits = _splits(kernel.resident * linears.device.processors, blocks, units // (AHEAD * kernel.along))
+    params, kept = _params(linears, x, weight, bias, out, splits)
+    threads = 32 * kernel.across * kernel.along
+    linears.device.kernel(kernel.source)((blocks, splits, 1), threads, params, kernel.shared_bytes)
+    del kept
+
+
+def _tiles(linears: Linears, x: Tensor, weight: Bricks, bias: Tensor | None, out: Tensor) -> None:
+    rows = WIDE if len(x) > WIDE // 2 else WIDE // 2
+    kernel = tiles_kernel(x.dtype, weight.kind, rows, linears.device.shared_bytes)
+    tiles, blocks = -(-len(x) // rows), -(-_count(weight.outputs) // (WARPS // 2))
+    most = _count(weight.inputs) // (2 * kernel.stages)
+    splits = _splits(RESIDENT * linears.device.processors, tiles * blocks, most)
+    params, kept = _params(linears, x, weight, bias, out, splits)
+    linears.device.kernel(kernel.source)((tiles, blocks, splits), 32 * WARPS, params, kernel.shared_bytes)
+    del kept
+
+
+def _splits(room: int, blocks: int, most: int) -> int:
+    """Parts of the inputs, so that blocks fill the room on all multiprocessors, and each has something to do."""
+    return max(min(room // blocks, most, MOST_SPLITS), 1)
+
+
+def _params(
+    linears: Linears, x: Tensor, weight: Bricks, bias: Tensor | None, out: Tensor, splits: int
+) -> tuple[Linear, Tensor | None]:
+    """And what must live until the launch."""
+    partial = None
+    if splits > 1:
+        size = (splits, len(x), _count(weight.outputs) * BRICK)
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+    address = [None if tensor is None else tensor.data_ptr() for tensor in (weight.zeros, bias, partial)]
+    params = Linear(
+        x=x.data_ptr(),
+        packed=weight.packed.data_ptr(),
+        scales=weight.scales.data_ptr(),
+        zeros=address[0],
+        bias=address[1],
+        out=out.data_ptr(),
+        partial=address[2],
+        counters=linears.counters.data_ptr(),
+        stride=x.stride(0),
+        rows=len(x),
+        inputs=weight.inputs,
+        outputs=weight.outputs,
+        splits=splits,
+    )
+    return params, partial
+
+
+def _count(size: int) -> int:
+    return -(-size // BRICK)
+
+
+def _brick_bytes(kind: Kind) -> int:
+    return BRICK * BRICK // (2 if kind.form == "INT4" else 1)

@@ -1,0 +1,231 @@
+"""Weights of few bits as a GPU has them: whatever form they come in, the products are those of the numbers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.models import test_fp8
+from tests.models.test_decoder import CPU
+from tests.models.tiny import make_model
+from tests.ops.cpu.test_plan import logits
+from tests.ops.cuda.conftest import BUILT
+from tests.ops.cuda.host_device import COMPILER, HostDevice
+from tests.seeds import fresh_seed
+from textgen.launcher.checkpoint import read_checkpoint
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight, WeightFormat
+from textgen.models.decoder import Decoder
+from textgen.models.load import load_model
+from textgen.models.weights import WeightFiles
+from textgen.ops import select_ops
+from textgen.parallel import Parallel
+from textgen.quantization.blocks import StackedWeight
+from textgen.quantization.formats import BYTES
+from textgen.quantization.fp8 import Fp8Weight
+from textgen.quantization.integers import Int4Format, Int8Format
+from textgen.quantization.kernels import KernelWeight, kernel_format
+from textgen.quantization.ordered import OrderedWeight
+from textgen.quantization.packed4 import Int4ZerosWeight
+
+from .test_packed4 import quantized
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is missing")
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    return random.Random(seed)
+
+
+@pytest.fixture
+def device(rng: random.Random) -> HostDevice:
+    return HostDevice(rng.getrandbits(64), BUILT)
+
+
+class Given:
+    """A format that makes what it is given."""
+
+    def __init__(self, weight: Weight) -> None:
+        self._weight = weight
+
+    def load(self, context: LoadContext, parts: Any) -> Weight:
+        return self._weight
+
+    def of(self, values: Tensor) -> Weight:
+        return self._weight
+
+    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+        return self._weight
+
+
+def on_gpu(weight: Weight, device: HostDevice) -> Weight:
+    return kernel_format(Given(weight), device, CPU, BF16).of(torch.empty(0))
+
+
+def weights(rng: random.Random) -> dict[str, tuple[Weight, Tensor]]:
+    """Weights, and their numbers."""
+    inputs = 64 * rng.randint(1, 3)
+    eight = Int8Format().of(torch.randn(rng.randint(1, 70), inputs))
+    four = Int4Format(rng.choice([32, 64])).of(torch.randn(rng.randint(1, 70), inputs))
+    pairs = torch.randint(0, 256, (33, inputs // 2), dtype=torch.uint8)
+    groups = (33, inputs // 32)
+    zeros = Int4ZerosWeight(pairs, torch.rand(groups).half(), torch.randint(0, 17, groups).to(torch.uint8), 32)
+    order = torch.randperm(inputs)
+    eighths = torch.randn(40, inputs).to(torch.float8_e4m3fn)
+    fp8 = Fp8Weight(eighths, torch.rand(40, inputs // 64), 64)
+    numbers = eight.values.float() * eight.scales[:, None]  # type: ignore[attr-defined]
+    group = four.unpacked(slice(None)).view(four.outputs, -1, four.group)  # type: ignore[attr-defined]
+    fours = (group * four.scales.float()[..., None]).flatten(1)  # type: ignore[attr-defined]
+    return {
+        "int8": (eight, numbers),
+        "int4": (four, fours),
+        "zeros": (zeros, zeros.numbers()),
+        "order": (OrderedWeight(zeros, order), zeros.numbers()[:, order.argsort()]),
+        "stack": (StackedWeight((eight, four, DenseWeight(fours.to(BF16)))), torch.cat((numbers, fours, fours))),
+        "fp8": (fp8, fp8.numbers()),
+    }
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "zeros", "order", "stack", "fp8"])
+def test_products_are_those_of_the_numbers(rng: random.Random, device: HostDevice, kind: str) -> None:
+    weight, numbers = weights(rng)[kind]
+    made = on_gpu(weight, device)
+    assert made.outputs == len(numbers)
+    x, bias = torch.randn(2, rng.randint(1, 9), numbers.shape[1]).to(BF16), torch.randn(len(numbers)).to(BF16)
+    expected = x.float() @ numbers.t() + bias.float()
+    near = 2**-7 * float(expected.abs().mean())
+    torch.testing.assert_close(made.multiply(x, bias).float(), expected, rtol=2**-7, atol=near)
+    assert {"linear_few", "linear_tiles"} & set(device.launches)
+    launched = len(device.launches)
+    wide = made.multiply(x.float(), bias.float()) if kind != "stack" else expected  # a dense part has its dtype
+    torch.testing.assert_close(wide, expected, rtol=1e-4, atol=1e-3)
+    assert len(device.launches) == launched, "no kernel multiplies float32"
+    if kind != "stack":
+        order = torch.randperm(len(numbers))
+        turned = made.reordered(order).multiply(x, bias[order])
+        assert torch.equal(turned, made.multiply(x, bias)[..., order])
+
+
+def test_inputs_that_fill_no_16_bytes_are_multiplied_by_torch(rng: random.Random, device: HostDevice) -> None:
+    made = on_gpu(Int8Format().of(torch.randn(5, 12)), device)
+    assert isinstance(made, KernelWeight)
+    x = torch.randn(3, 12).to(BF16)
+    expected = x.float() @ made.bricks.plain().numbers().t()
+    torch.testing.assert_close(made.multiply(x, None).float(), expected, rtol=2**-7, atol=2**-7)
+    assert device.launches == []
+
+
+def test_what_no_kernel_knows_is_dense(rng: random.Random, device: HostDevice, tmp_path: Path) -> None:
+    """A code that is no number, and groups of another size."""
+    values = torch.randn(8, 96).to(torch.float8_e4m3fn)
+    broken = values.clone()
+    broken[3, 5] = float("nan")
+    make_model(tmp_path)
+    for weight in (Fp8Weight(broken, torch.ones(8, 1), 0), Fp8Weight(values, torch.ones(8, 2), 48)):
+        with WeightFiles(tmp_path) as source:
+            context = LoadContext(source, BF16, CPU, Parallel())
+            made = kernel_format(Keeps(weight), device, CPU, BF16).load(context, [])
+        assert isinstance(made, DenseWeight)
+        torch.testing.assert_close(made.values, weight.numbers().to(BF16), equal_nan=True)
+
+
+class Keeps(Given):
+    def of(self, values: Tensor) -> Weight:
+        return DenseWeight(values)
+
+
+def both(folder: Path, numbers: Path, device: HostDevice, inner: WeightFormat | None = None) -> tuple[Decoder, Decoder]:
+    """The model as a GPU has it, and dense from the other folder."""
+    format = kernel_format(inner, device, CPU, BF16)
+    ours = load_model(folder, BF16, CPU, Parallel(), select_ops(), format=format)
+    theirs = load_model(numbers, BF16, CPU, Parallel(), select_ops())
+    assert isinstance(ours, Decoder) and isinstance(theirs, Decoder)
+    return ours, theirs
+
+
+def assert_alike(ours: Decoder, theirs: Decoder) -> None:
+    """Up to what bfloat16 rounds: a product gone wrong misses by all of it."""
+    expected = logits(theirs, 4).float()
+    missed = (logits(ours, 4).float() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert float(missed.median()) < 5e-2
+
+
+@pytest.mark.parametrize(("method", "orders"), [("gptq", "alike"), ("gptq", "each"), ("awq", "none")])
+@torch.inference_mode()
+def test_checkpoints_of_gptq_and_awq(device: HostDevice, method: str, orders: str, tmp_path: Path) -> None:
+    numbers = quantized(tmp_path, method, method == "gptq", orders)
+    ours, theirs = both(tmp_path, numbers, device)
+    assert_alike(ours, theirs)
+    assert "linear_few" in device.launches
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        test_fp8.DEEPSEEK,
+        test_fp8.WHOLE,
+        test_fp8.compressed("channel"),
+        test_fp8.compressed("block", block_structure=[64, 64]),
+    ],
+    ids=["blocks of 32 inputs", "whole", "by output", "blocks of 64"],
+)
+@torch.inference_mode()
+def test_checkpoints_in_8_bit_floating_point(device: HostDevice, section: dict[str, Any], tmp_path: Path) -> None:
+    """They stay in 8 bits, and what they stand for is what is read elsewhere."""
+    make_model(tmp_path)
+    test_fp8.pack(tmp_path, section)
+    ours, theirs = both(tmp_path, tmp_path, device)
+    for layer, dense in zip(ours.layers, theirs.layers, strict=True):
+        weight = layer.block.mlp.up.weight  # type: ignore[union-attr]
+        assert isinstance(weight, KernelWeight) and weight.bricks.form == "E4M3"
+        plain = weight.bricks.plain().numbers()
+        torch.testing.assert_close(plain.to(BF16), dense.block.mlp.up.weight.values)  # type: ignore[union-attr]
+    assert read_checkpoint(tmp_path).scaled == sum(
+        weight.numel() for weight in load_file(tmp_path / "model.safetensors").values() if weight.itemsize == 1
+    )
+    assert isinstance(ours.head.weight, DenseWeight)
+    assert_alike(ours, theirs)
+    assert "linear_few" in device.launches
+
+
+def test_without_kernels_numbers_are_as_they_were_read(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    test_fp8.pack(tmp_path, test_fp8.WHOLE)
+    format = kernel_format(None, None, CPU, BF16)
+    model = load_model(tmp_path, BF16, CPU, Parallel(), select_ops(), format=format)
+    assert isinstance(model, Decoder)
+    assert isinstance(model.layers[0].block.mlp.up.weight, DenseWeight)  # type: ignore[union-attr]
+
+
+def test_bytes_of_a_number_are_what_is_held(rng: random.Random, device: HostDevice) -> None:
+    """What the launcher plans with, against what is packed."""
+    groups = (512, 8)
+    fp8 = Fp8Weight(torch.randn(512, 1024).to(torch.float8_e4m3fn), torch.rand(groups), 128)
+    fine = (512, 32)
+    pairs = torch.randint(0, 256, (512, 512), dtype=torch.uint8)
+    zeros = Int4ZerosWeight(pairs, torch.rand(fine).half(), torch.randint(0, 17, fine).to(torch.uint8), 32)
+    values = torch.randn(512, 1024)
+    for name, weight in (
+        ("int8", Int8Format().of(values)), ("int4", Int4Format(32).of(values)), ("packed4", zeros), ("fp8", fp8),
+    ):  # fmt: skip
+        made = on_gpu(weight, device)
+        assert isinstance(made, KernelWeight)
+        assert made.nbytes <= 512 * 1024 * BYTES[name]
+
+
+@torch.inference_mode()
+def test_latent_attention_has_its_outputs_in_another_order(device: HostDevice, tmp_path: Path) -> None:
+    make_model(tmp_path, "DeepseekV3ForCausalLM")
+    test_fp8.pack(tmp_path, test_fp8.DEEPSEEK)
+    ours, theirs = both(tmp_path, tmp_path, device)
+    assert isinstance(ours.layers[0].block.attention.output.weight, KernelWeight)
+    assert_alike(ours, theirs)
