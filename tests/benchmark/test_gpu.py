@@ -1,49 +1,66 @@
-"""The GPU's benchmark and check as far as they need no GPU; the rest of the check on the stand-in."""
+"""The GPU's benchmark: its arithmetic, its models, what calls leave for the next, and every part that needs no server
+on a processor and on the stand-in for a GPU."""
 
 from __future__ import annotations
 
-import os
+import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmark.gpu import run
-from benchmark.gpu.numbers import idle_share, percentile
-from benchmark.gpu.shapes import SHAPES, kv_bytes, prompt_flops, read_bytes
-from benchmark.gpu.shapes import make_model as make_random
+from benchmark import report
+from benchmark.gpu import attention, checkpoints, parts, run, saturation, trace
+from benchmark.gpu.ceilings import Ceilings
+from benchmark.gpu.checkpoints import NoRoom, folder_of
+from benchmark.gpu.numbers import gaps, idle_share, medians, pairs, percentile
+from benchmark.gpu.parts import PARTS, Result
+from benchmark.gpu.pieces import Call, Pieces, Unreadable
+from benchmark.gpu.places import Place, data_sheet, find_place
+from benchmark.gpu.shapes import FORMS, SHAPES, layer_numbers, prompt_flops, read_bytes
+from benchmark.gpu.steps import make_runner
+from benchmark.gpu.tasks import NotMeasured, Task
+from benchmark.report import Row, load
+from benchmark.serving.load import Answered, Turn
 from tests.seeds import fresh_seed
-from textgen.gpu import __main__ as program
-from textgen.gpu import check
-from textgen.gpu.kernels import CHECKS, Case
-from textgen.ops import reference, select_ops
+from textgen.models.decoder import Decoder
 from textgen.ops.cuda.ops import CudaOps
 from textgen.shard import graphs
-from textgen.shard.runner import Runner
-from textgen.shard.settings import ShardSettings
-from textgen.shard.start import build_runner
 
-from ..models.tiny import make_model
 from ..ops.cuda.conftest import BUILT
-from ..ops.cuda.host_device import COMPILER, HostDevice
+from ..ops.cuda.host_device import COMPILER
 from ..shard.stand_in import StandIn, StandInKernels
 
 NO_GPU = 3
-host = pytest.mark.skipif(COMPILER is None, reason="g++ is missing")
+CPU = find_place("cpu")
+TINY = SHAPES["tiny"]
 without = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def task_of(part: str, models: Path, form: str = "bf16", **changes: object) -> Task:
+    task = Task(part, "tiny", form, "cpu", str(models), str(models), (1, 3), (32, 40), (1,), 40, 1)
+    return replace(task, **changes)  # type: ignore[arg-type]
+
+
 @without
-def test_without_a_gpu_they_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["check"]) == NO_GPU
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main([]) == NO_GPU
-    assert capsys.readouterr().err.count("no GPU: torch") == 2
+    assert "no GPU: torch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--batches", "0"], ["--shapes", "none"], ["--context", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--batches", "0"], ["--shapes", "none"], ["--context", "x"], ["--parts", "decode,none"], ["--parts", ""]],
+)
 def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run.parse(arguments)
@@ -52,6 +69,7 @@ def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str
 
 def test_percentiles_and_gaps() -> None:
     assert [percentile([4, 1, 3, 2], share) for share in (0, 0.5, 1)] == [1, 2.5, 4]
+    assert gaps([(5, 10), (0, 2), (1, 3)]) == [(3, 5)]
     assert idle_share([(0, 2), (1, 3), (5, 10)]) == pytest.approx(0.2)
     assert idle_share([(0, 10), (2, 3)]) == 0
     with pytest.raises(ValueError, match="no values"):
@@ -60,69 +78,248 @@ def test_percentiles_and_gaps() -> None:
         idle_share([])
 
 
-def test_shapes_count_what_a_model_of_them_has() -> None:
-    """A small one of the same form, number by number; the named ones by what is known of them."""
-    config = SHAPES["llama-1b"] | {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 50,
+def test_programs_take_turns_and_the_first_round_is_not_counted() -> None:
+    ran: list[str] = []
+    took = {"a": iter([9.0, 1.0, 2.0, 4.0]), "b": iter([9.0, 5.0, 5.0, 6.0])}
+
+    def seconds(work: Callable[[], object]) -> float:
+        work()
+        return next(took[ran[-1]])
+
+    programs = {"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}
+    assert medians(programs, 3, seconds) == {"a": 2.0, "b": 5.0}
+    assert ran == ["a", "b"] * 4
+
+
+def test_pairs_are_those_under_the_mask() -> None:
+    rng = random.Random(fresh_seed())
+    start, length = rng.randrange(50), rng.randint(1, 50)
+    assert pairs(start, length) == int(torch.ones(length, start + length).tril(start).sum())
+
+
+def test_shapes_compute_what_is_known_of_them() -> None:
+    large, small = SHAPES["llama-8b"], SHAPES["llama-1b"]
+    norms = {"llama-8b": 65 * 4096, "llama-1b": 33 * 2048}
+    assert layer_numbers(large) + 2 * 128256 * 4096 + norms["llama-8b"] == 8030261248  # the models' parameters
+    assert layer_numbers(small) + 128256 * 2048 + norms["llama-1b"] == 1235814400
+    assert prompt_flops(large, 1000) == pytest.approx(2 * 6.98e9 * 1000, rel=0.03)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bytes_are_those_that_are_held(form: str, models: Path) -> None:
+    """Of each form as the shard loads it, and the table is counted once where it is the head too."""
+    runner = make_runner(task_of("decode", models, form), 1, 64, 16)
+    assert isinstance(runner.model, Decoder)
+    matrices, norms, head = layer_numbers(TINY), 5 * 64 * 2, 2304 * 64
+    outputs = 2 * (64 + 2 * 32 + 64 + 2 * 128 + 64)  # of the layers' matrices
+    held = {
+        "bf16": 2 * (matrices + head),
+        "int8": matrices + head + 4 * (outputs + 2304),
+        "int4": (matrices + head) // 2 + (matrices + head) // 32 * 2,
+        "fp8": 2 * (matrices + head),
+    }
+    assert read_bytes(runner.model) == held[form] + norms
+    assert runner.cache.bytes_per_page == 2 * 2 * 2 * 16 * 16 * 2
+    assert float(runner.cache.places[0].keys.float().std()) == pytest.approx(1, abs=0.1)
+
+
+def test_a_disk_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(NoRoom, match=r"takes 16\.1 GB; give --models"):
+        folder_of("llama-8b", "bf16", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_a_model_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save_file", broken)
+        with pytest.raises(OSError, match="full"):
+            folder_of("tiny", "bf16", tmp_path)
+    folder = folder_of("tiny", "bf16", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny-bf16"}
+    words = json.loads((folder / "tokenizer.json").read_text())
+    assert max(words["model"]["vocab"].values()) == 2303  # a word for each token
+
+
+def test_the_bar_is_on_the_ceiling_of_which_more_is_reached() -> None:
+    ceilings = Ceilings(bandwidth=100e9, sheet=150e9, rate=1e12)
+    copy, sheet = ceilings.bandwidth_rows("a", "b", 90e9, 0.8)
+    assert (copy.bar, copy.holds, sheet.bar, sheet.ratio) == ("ratio >= 0.88", True, None, 0.6)
+    copy, sheet = replace(ceilings, sheet=105e9).bandwidth_rows("a", "b", 85e9, 0.8)
+    assert (copy.bar, sheet.bar, sheet.holds) == (None, "ratio >= 0.80", True)
+    (copy,) = replace(ceilings, sheet=None).bandwidth_rows("a", "b", 80e9, 0.8)
+    assert copy.holds is False
+    assert all(row.bar is None for row in ceilings.bandwidth_rows("a", "b", 1e9, None))
+
+
+def test_devices_are_found_in_the_data_sheets() -> None:
+    known = {
+        "NVIDIA H100 80GB HBM3": 3352, "NVIDIA H100 PCIe": 2039, "NVIDIA H200": 4800, "NVIDIA A100-SXM4-40GB": 1555,
+        "NVIDIA A100 80GB PCIe": 1935, "NVIDIA L40S": 864, "NVIDIA L4": 300, "NVIDIA GeForce RTX 4090": 1008,
+        "NVIDIA A10G": 600, "NVIDIA B200": 8000,
     }  # fmt: skip
-    model = make_random(config, torch.float32, torch.device("cpu"), 32, select_ops())
-    tensors, seen = [model.embedding.table], set[int]()
-
-    def collect(part: object) -> None:
-        if isinstance(part, torch.Tensor):
-            tensors.append(part)
-        elif hasattr(part, "__dataclass_fields__") and id(part) not in seen:
-            seen.add(id(part))
-            for name in part.__dataclass_fields__:
-                collect(getattr(part, name))
-
-    for layer in model.layers:
-        collect(layer.block)
-    collect(model.norm)
-    held = {tensor.data_ptr(): tensor.numel() for tensor in tensors if tensor.is_floating_point()}
-    assert sum(held.values()) == read_bytes(config, 1)
-    assert kv_bytes(config, 2) == 2 * 2 * 2 * 2 * 16
-    assert read_bytes(SHAPES["llama-8b"], 1) + 128256 * 4096 == 8030261248  # the model's parameters
-    assert read_bytes(SHAPES["llama-1b"], 1) == 1235814400
-    assert prompt_flops(SHAPES["llama-8b"], 1000) == pytest.approx(2 * 6.98e9 * 1000, rel=0.03)
+    assert {name: data_sheet(name) for name in known} == {name: rate * 1e9 for name, rate in known.items()}
+    assert data_sheet("Some other device") is None
 
 
-@host
-def test_kernels_are_checked_and_a_wrong_one_is_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_lengths_are_as_people_chat() -> None:
+    drawn = saturation.lengths(20_000)
+    assert drawn == saturation.lengths(20_000) != saturation.lengths(20_000, seed=3)
+    for column, mean, most in zip(zip(*drawn, strict=True), saturation.MEANS, saturation.MOST, strict=True):
+        assert min(column) >= saturation.LEAST and max(column) == most
+        assert 0.85 * mean < sum(column) / len(column) < mean  # what is cut off is missing
+
+
+def test_what_clients_saw_is_held_against_the_targets(models: Path) -> None:
+    turn = Turn(2.0, [Answered(0.1, (0.01, 0.03)), Answered(0.3, (0.01,))])
+    asked = saturation.requests(2, 2304, (9, 9), seed=1)
+    task = task_of("saturation", models)
+    tokens = sum(request.new_tokens for request in asked)
+    found = {row.metric: row for row in saturation.rows(replace(task, shape="llama-8b"), 32, turn, asked, True)}
+    assert found["tokens"].ours == tokens / 2 and found["tokens"].holds is False
+    assert found["first token, 95 of 100"].holds is False
+    assert found["between tokens, median"].holds is True
+    assert not any(row.bar for row in saturation.rows(task, 1, turn, asked, True))
+
+
+def result(*rows: Row, missing: str | None = None, **versions: str) -> Result:
+    return Result("GPU", {"textgen": "1", "torch": "2"} | versions, list(rows), [], missing)
+
+
+def test_calls_add_to_what_others_measured(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "plot", lambda *_: None)
+    path, call = tmp_path / "in" / "pieces.json", Call("make gpu-bench", "abc", date="2026-01-02")
+    decode, prompt = task_of("decode", models), task_of("prompt", models)
+    pieces = Pieces(path)
+    pieces.add(prompt, result(Row("p", "m", "", 5.0)), call)
+    pieces.add(decode, result(Row("a", "m", "", 1.0), Row("b", "m", "", 2.0)), call)
+    pieces.add(decode, result(Row("b", "m", "", 3.0), Row("c", "m", "", 4.0, "peer", "1", 2.0, "ratio >= 3")), call)
+    pieces.add(decode, result(missing="broken"), call)  # takes nothing away
+    pieces.add(task_of("peers", models), result(missing="no peer"), call)
+    pieces.save()
+    later = Call("make gpu-bench ARGS='--parts peers'", "def", date="2026-01-03")
+    again = Pieces(path)
+    assert again.done(decode, "GPU") and not again.done(decode, "other")
+    assert not again.done(task_of("peers", models), "GPU")
+    merged = again.report("GPU", {"textgen": "1"}, later, ["ceilings"])
+    assert [(row.case, row.ours) for row in merged.rows] == [("a", 1), ("b", 3), ("c", 4), ("p", 5)]
+    assert merged.rows[2].holds is False
+    assert merged.notes[:2] == ["ceilings", "Not measured: peers of tiny bf16: no peer"]
+    assert "`make gpu-bench`, 2026-01-02, commit abc: decode of tiny bf16, prompt of tiny bf16." in merged.notes[2]
+    assert load(merged.save(tmp_path)) == merged
+    assert again.drop_others("GPU", {"textgen": "1", "torch": "2"}) == 0
+    assert again.drop_others("GPU", {"textgen": "1", "torch": "3"}) == 3
+    assert not again.done(decode, "GPU")
+
+
+@pytest.mark.parametrize("text", ["{", '{"a": 1}', '[{"key": {}}]', "[3]"])
+def test_what_is_no_file_of_pieces_is_left_alone(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pieces.json"
+    path.write_text(text)
+    with pytest.raises(Unreadable, match="move it away"):
+        Pieces(path)
+    assert run.main(["--device", "cpu", "--pieces", str(path)]) == 2
+    assert path.read_text() == text
+
+
+def in_this_process(place: Place, began: list[str]) -> parts.Launch:
+    def launch(task: Task) -> Result:
+        began.append(f"{task.part} {task.form}")
+        return parts.run(task, place)
+
+    return launch
+
+
+def arguments(folder: Path, models: Path, *others: str, parts: str = "decode,attention,prompt,trace") -> list[str]:
+    return [
+        "--parts", parts, "--shapes", "tiny", "--forms", "bf16", "int4", "--context", "20", "--batches", "1", "2",
+        "--prompts", "24", "--rounds", "1", "--models", str(models), "--pieces", str(folder / "pieces.json"), "--out",
+        str(folder), *others,
+    ]  # fmt: skip
+
+
+def cases(folder: Path) -> Sequence[str]:
+    (path,) = (path for path in folder.glob("gpu*.json"))
+    found = load(path).rows
+    assert not any(row.bar for row in found)
+    assert all(row.ours > 0 or row.unit == "%" for row in found)
+    return [f"{row.case}: {row.metric}" for row in found]
+
+
+EXPECTED = [
+    "tiny bf16, 1 x 20 tokens: weights and cache read", "tiny int4, 2 x 20 tokens: tokens",
+    "tiny, attention of 2 tokens over 20: cache read", "tiny, attention of a chunk of 24: products",
+    "tiny int4, a prompt of 24 tokens: products", "tiny bf16, 2 x 20 tokens: device idle while profiled",
+]  # fmt: skip
+
+
+def test_a_processor_rehearses_in_several_calls(
+    tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[str] = []
+    launch = in_this_process(CPU, began)
+    on_cpu = ("--device", "cpu")
+    assert run.main(arguments(tmp_path, models, *on_cpu, parts="decode"), launch) == 0
+    assert began == ["ceilings bf16", "decode bf16", "decode int4"]
+    began.clear()
+    assert run.main(arguments(tmp_path, models, *on_cpu, "--minutes", "0"), launch) == 0
+    assert began == ["ceilings bf16"]
+    assert "left for another call with --resume: decode of tiny bf16" in capsys.readouterr().out
+    began.clear()
+    monkeypatch.setattr(trace, "draw", lambda spans, title, path: path.write_text(title))
+    assert run.main(arguments(tmp_path, models, *on_cpu, "--resume"), launch) == 0
+    assert began == ["ceilings bf16", "attention bf16", "prompt bf16", "prompt int4", "trace bf16"]
+    assert set(EXPECTED) <= set(cases(tmp_path))
+    assert len(list(tmp_path.glob("*-trace-tiny-bf16-?.png"))) == 2
+
+
+@pytest.mark.skipif(COMPILER is None, reason="g++ is missing")
+def test_all_parts_without_a_server_run_on_the_stand_in(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed := fresh_seed())
     torch.manual_seed(seed)
-    device = HostDevice(rng.getrandbits(64), BUILT)
-    case = Case(rng, device, CudaOps(device), torch.device("cpu"), 96)
-    assert check.check_kernels(case, 1, list(CHECKS))
-    assert capsys.readouterr().out.count("ok ") == len(CHECKS)
-    monkeypatch.setattr(reference, "rms_norm", lambda x, weight, eps: x)
-    assert not check.check_kernels(case, 1, ["rms_norm"])
-    assert "WRONG kernel rms_norm" in capsys.readouterr().out
-
-
-@host
-def test_graphs_are_checked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    rng = random.Random(fresh_seed())
     kernels = StandInKernels(rng.getrandbits(64), BUILT)
-    monkeypatch.setattr("textgen.shard.start.open_accelerator", lambda *_: (StandIn(kernels, rng), CudaOps(kernels)))
+    opened: list[StandIn] = []
+
+    def open_stand_in(*_: object) -> tuple[StandIn, CudaOps]:
+        opened.append(StandIn(kernels, rng))
+        return opened[-1], CudaOps(kernels)
+
+    for module in ("benchmark.gpu.attention", "textgen.shard.start"):
+        monkeypatch.setattr(f"{module}.open_accelerator", open_stand_in)
     monkeypatch.setattr(graphs, "SPACING", 1)
-    monkeypatch.setattr(check, "TOKENS", 5)
-    make_model(tmp_path)
+    monkeypatch.setattr(attention, "REPEATS", 2)
+    monkeypatch.setattr(trace, "draw", lambda spans, title, path: None)
+    place, began = Place("cuda", torch.device("cpu"), "a stand-in"), list[str]()
+    assert run.main(arguments(tmp_path, models), in_this_process(place, began)) == 0
+    assert set(EXPECTED) <= set(cases(tmp_path))
+    assert began[1:] == ["decode bf16", "decode int4", "attention bf16", "prompt bf16", "prompt int4", "trace bf16"]
+    by_graphs = ["decode" in name or "attention" in name or "trace" in name for name in began[1:]]
+    assert [each.captured > 0 and each.replayed > 0 for each in opened] == by_graphs
 
-    @contextmanager
-    def make(sizes: tuple[int, ...] | None) -> Iterator[Runner]:
-        settings = ShardSettings(
-            model_dir=str(tmp_path), dtype="float32", device="cuda", num_blocks=64, block_size=16, max_slots=5,
-            max_batch_tokens=32, max_context=64, graphs=sizes,
-        )  # fmt: skip
-        descriptor = os.memfd_create("textgen-test", os.MFD_ALLOW_SEALING)
-        yield build_runner(settings, descriptor)
-        os.close(descriptor)
 
-    assert check.check_graphs(fresh_seed(), make)
-    assert "30 tokens, captured as launched" in capsys.readouterr().out
+def test_attention_that_errs_is_not_timed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda query, *_, **__: query + 1)
+    with pytest.raises(NotMeasured, match="attention of textgen is .* from torch's"):
+        attention.measure(task_of("attention", models), CPU, Ceilings(1, None, 1))
+    told = parts.run(task_of("attention", models), CPU)
+    assert told.missing is not None and not told.rows
+
+
+def test_events_are_told_apart_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = ["void attention_decode_kernel", "nvjet_tst_64x8", "rms_norm", "sample_kernel", "Memcpy HtoD", "unknown"]
+    spans = [trace.Span(name, 10.0 * at, 10.0 * at + 8) for at, name in enumerate(names)]
+    told = trace.shares(spans)
+    assert list(told) == [*trace.KINDS, trace.OTHERS] and all(share == pytest.approx(1 / 6) for share in told.values())
+    assert trace.last(spans, 3, 1) == spans[4:]
+    trace.draw(spans, "some steps", tmp_path / "in" / "trace.png")
+    assert (tmp_path / "in" / "trace.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_part_is_there() -> None:
+    assert all(callable(part.load()) for part in PARTS.values())
