@@ -30,7 +30,7 @@ BLOCK = 16
 RUN = FA2_PAGE // BLOCK  # blocks that lie together, so that flash-attn takes the same memory as pages of its own
 REPEATS = 10  # of each turn
 WITHIN = 2**-5  # of what numbers of bfloat16 may be apart
-OF_SHEET = 0.8
+OF_SHEET = {"llama-8b": 0.8}  # of the data sheet's bandwidth
 CHUNK = 2048  # tokens of a prompt's later chunk
 
 Work: TypeAlias = Callable[[], object]
@@ -182,7 +182,7 @@ def _single(task: Task, place: Place, ceilings: Ceilings, programs: Programs, si
     over = [programs.over(query, cache, task.context - 1, 1) for cache in caches]
     took = _turns(task, place, programs, over)
     case = f"{task.shape}, attention of {batch} tokens over {task.context}"
-    rows = ceilings.bandwidth_rows(case, "cache read", read / took["textgen"], OF_SHEET)
+    rows = ceilings.bandwidth_rows(case, "cache read", read / took["textgen"], OF_SHEET.get(task.shape))
     return rows + _beside(case, took)
 
 

@@ -1,5 +1,5 @@
-"""The parts by name, and one of them run: ``python -m benchmark.gpu.parts TASK`` reads a task, a JSON file, and prints
-what it found as one line of JSON. Each runs in a process of its own, so that none leaves the next less memory.
+"""The parts by name, and one of them run: ``python -m benchmark.gpu.parts TASK RESULT`` reads a task and writes what it
+found, both JSON. Each runs in a process of its own, so that none leaves the next less memory.
 
 Exit codes: 0 measured, or why it cannot be; 1 a mistake, and the last line of standard error says which.
 """
@@ -22,8 +22,13 @@ from benchmark.gpu.checkpoints import NoRoom
 from benchmark.gpu.places import Place, find_place
 from benchmark.gpu.tasks import Found, NotMeasured, Task
 from benchmark.report import Row
+from textgen.launcher.errors import LauncherError
+from textgen.models.errors import ModelError
+from textgen.shard.errors import ShardError
 
 CEILINGS = "ceilings"
+# What a device, a disk or an installation is too small for; all else is a mistake.
+CANNOT = (NotMeasured, NoRoom, LauncherError, ModelError, ShardError, torch.OutOfMemoryError)
 
 
 class Measure(Protocol):
@@ -75,7 +80,7 @@ def run(task: Task, place: Place) -> Result:
     try:
         before = measure_ceilings(place)
         found = PARTS[task.part].load()(task, place, before)
-    except (NotMeasured, NoRoom, torch.OutOfMemoryError) as error:
+    except CANNOT as error:
         return Result(place.name, place.versions(), [], [], str(error).strip().partition("\n")[0])
     # Bars are for GPUs.
     rows = [replace(row, bar=None) for row in found.rows] if place.rehearsal else list(found.rows)
@@ -91,7 +96,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
     task = Task(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     result = run(task, find_place(task.device))
-    print(json.dumps(asdict(result)), flush=True)
+    Path(sys.argv[2]).write_text(json.dumps(asdict(result)), encoding="utf-8")
     return 0
 
 

@@ -22,6 +22,7 @@ from textgen import LLM, SamplingParams
 
 NEW, REHEARSED = 128, 4  # tokens of an answer
 SHARE = 0.45  # of the memory for our server: the peers have the weights a second time
+LITTLE = 0.01  # of a rehearsal's memory
 STATIC, CONTINUOUS = "generate, static cache", "continuous batching"
 
 Tokens: TypeAlias = list[list[int]]
@@ -73,7 +74,7 @@ def _peers(task: Task, place: Place, new: int, notes: list[str]) -> dict[str, Pr
         return {}
     model: Any = AutoModelForCausalLM.from_pretrained(task.folder, dtype=torch.bfloat16).to(place.device)
     model.train(False)
-    longest, limits = task.context + new, _limits()
+    longest, limits = task.context + new, _limits(place)
     compiled = {"disable_compile": False}
 
     def static(prompts: Tokens, count: int) -> int:
@@ -107,13 +108,14 @@ def _peers(task: Task, place: Place, new: int, notes: list[str]) -> dict[str, Pr
     return {STATIC: static_or_not_compiled, CONTINUOUS: continuous}
 
 
-def _limits() -> dict[str, Any]:
+def _limits(place: Place) -> dict[str, Any]:
     """So that continuous batching takes no more of what is free than half: the static cache wants some too."""
+    share = LITTLE if place.rehearsal else 0.5
     try:
         from transformers import ContinuousBatchingConfig
     except ImportError:  # an older version
         return {}
-    return {"continuous_batching_config": ContinuousBatchingConfig(max_memory_percent=0.5)}
+    return {"continuous_batching_config": ContinuousBatchingConfig(max_memory_percent=share)}
 
 
 def _turns(task: Task, programs: Mapping[str, Program], batch: int, new: int, notes: list[str]) -> list[Row]:

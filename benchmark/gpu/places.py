@@ -15,6 +15,7 @@ from textgen import __version__
 
 Kind: TypeAlias = Literal["cuda", "cpu"]
 
+UNKNOWN_CACHE = 128 << 20  # bytes, where torch does not tell
 # GB/s of memory by the makers' data sheets; the first name that is part of the device's.
 DATA_SHEETS = {
     "B200": 8000, "GH200 480GB": 4000, "GH200 144G": 4900, "H200": 4800, "H100 NVL": 3938, "H100 PCIe": 2039,
@@ -47,7 +48,9 @@ class Place:
     @property
     def cache_bytes(self) -> int:
         """Of the largest cache before its memory."""
-        return 0 if self.rehearsal else int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+        if self.rehearsal:
+            return 0
+        return int(getattr(torch.cuda.get_device_properties(self.device), "L2_cache_size", UNKNOWN_CACHE))
 
     def synchronize(self) -> None:
         if not self.rehearsal:

@@ -164,25 +164,25 @@ def task_of(given: argparse.Namespace, part: str, shape: str, form: str) -> Task
 def in_process(task: Task, seconds: float) -> Result:
     """A part in a process of its own, ended after so many seconds with all that it has started."""
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
-        path = Path(scratch) / "task.json"
+        path, result = Path(scratch) / "task.json", Path(scratch) / "result.json"
         path.write_text(json.dumps(asdict(task)), encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_OFFLINE": "1"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmark.gpu.parts", str(path)], cwd=ROOT, env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            [sys.executable, "-m", "benchmark.gpu.parts", str(path), str(result)], cwd=ROOT, env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         try:
-            out, errors = process.communicate(timeout=max(seconds, 1))
+            _, errors = process.communicate(timeout=max(seconds, 1))
         except BaseException as error:
             _end(process)
             if isinstance(error, subprocess.TimeoutExpired):
                 return Result("", {}, [], [], f"it took longer than the {seconds:.0f} s that were left")
             raise
-    if process.returncode:
-        last = errors.strip().splitlines()[-1:] or ["it said nothing"]
-        print(errors, file=sys.stderr)
-        return Result("", {}, [], [], f"its process ended with exit code {process.returncode}: {last[0][:300]}")
-    told = json.loads(out.strip().splitlines()[-1])
+        if process.returncode or not result.exists():
+            last = errors.strip().splitlines()[-1:] or ["it said nothing"]
+            print(errors, file=sys.stderr)
+            return Result("", {}, [], [], f"its process ended with exit code {process.returncode}: {last[0][:300]}")
+        told = json.loads(result.read_text(encoding="utf-8"))
     return Result(**told | {"rows": [row_of(row) for row in told["rows"]]})
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +34,12 @@ from textgen.shard import graphs
 
 from ..ops.cuda.conftest import BUILT
 from ..ops.cuda.host_device import COMPILER
+from ..ops.cuda.test_flash import install
 from ..shard.stand_in import StandIn, StandInKernels
 
 NO_GPU = 3
 CPU = find_place("cpu")
+STAND_IN = Place("cuda", torch.device("cpu"), "a stand-in")
 TINY = SHAPES["tiny"]
 without = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -276,30 +279,67 @@ def test_a_processor_rehearses_in_several_calls(
     assert len(list(tmp_path.glob("*-trace-tiny-bf16-?.png"))) == 2
 
 
-@pytest.mark.skipif(COMPILER is None, reason="g++ is missing")
-def test_all_parts_without_a_server_run_on_the_stand_in(
-    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
+    """What parts open as their GPU: the stand-in."""
+    if COMPILER is None:
+        pytest.skip("g++ is missing")
     rng = random.Random(seed := fresh_seed())
     torch.manual_seed(seed)
-    kernels = StandInKernels(rng.getrandbits(64), BUILT)
-    opened: list[StandIn] = []
+    kernels, found = StandInKernels(rng.getrandbits(64), BUILT), list[StandIn]()
 
     def open_stand_in(*_: object) -> tuple[StandIn, CudaOps]:
-        opened.append(StandIn(kernels, rng))
-        return opened[-1], CudaOps(kernels)
+        found.append(StandIn(kernels, rng))
+        return found[-1], CudaOps(kernels)
 
     for module in ("benchmark.gpu.attention", "textgen.shard.start"):
         monkeypatch.setattr(f"{module}.open_accelerator", open_stand_in)
     monkeypatch.setattr(graphs, "SPACING", 1)
     monkeypatch.setattr(attention, "REPEATS", 2)
+    return found
+
+
+def test_all_parts_without_a_server_run_on_the_stand_in(
+    tmp_path: Path, models: Path, opened: list[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace, "draw", lambda spans, title, path: None)
-    place, began = Place("cuda", torch.device("cpu"), "a stand-in"), list[str]()
-    assert run.main(arguments(tmp_path, models), in_this_process(place, began)) == 0
+    began: list[str] = []
+    assert run.main(arguments(tmp_path, models), in_this_process(STAND_IN, began)) == 0
     assert set(EXPECTED) <= set(cases(tmp_path))
     assert began[1:] == ["decode bf16", "decode int4", "attention bf16", "prompt bf16", "prompt int4", "trace bf16"]
     by_graphs = ["decode" in name or "attention" in name or "trace" in name for name in began[1:]]
     assert [each.captured > 0 and each.replayed > 0 for each in opened] == by_graphs
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_flash_attn_attends_to_the_same_memory(
+    version: int, models: Path, opened: list[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In larger pages; were they others, it would say something else, and nothing would be told."""
+    install(monkeypatch, version)
+    task = task_of("attention", models, device="cuda", batches=(2,), context=270, prompts=(9,))
+    found = attention.measure(task, STAND_IN, Ceilings(1e9, None, 1e9))
+    assert {row.peer for row in found.rows if row.metric == "time"} == {"torch", "flash-attn"}
+    assert not found.notes and opened[0].captured == 6
+
+
+def test_what_was_begun_is_ended_when_the_minutes_are_over(
+    tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process of its own that would go on for long, and one that breaks."""
+    task = task_of("decode", models)
+    begun = time.monotonic()
+    told = run.in_process(task, 0.5)
+    assert told.missing == "it took longer than the 0 s that were left" and time.monotonic() - begun < 30
+    broken = run.in_process(replace(task, shape="none"), 100)
+    assert broken.missing is not None and "exit code 1: KeyError: 'none'" in broken.missing
+    assert "Traceback" in capsys.readouterr().err
+
+    def launch(asked: Task) -> Result:
+        return result(missing=None if asked.part == "ceilings" else broken.missing)
+
+    assert run.main(arguments(tmp_path, models, "--device", "cpu", parts="decode"), launch) == run.FAILED
+    assert "Not measured: decode of tiny bf16: its process ended" in capsys.readouterr().out
 
 
 def test_attention_that_errs_is_not_timed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import torch
 
 from tests.seeds import fresh_seed
 from textgen.gpu import __main__ as program
-from textgen.gpu import check
+from textgen.gpu import check, server
 from textgen.gpu.kernels import CHECKS, Case
+from textgen.gpu.results import Results
 from textgen.ops import reference
 from textgen.ops.cuda.ops import CudaOps
 from textgen.shard import graphs
@@ -46,11 +48,13 @@ def test_kernels_are_checked_and_a_wrong_one_is_found(
     torch.manual_seed(seed)
     device = HostDevice(rng.getrandbits(64), BUILT)
     case = Case(rng, device, CudaOps(device), torch.device("cpu"), 96)
-    assert check.check_kernels(case, 1, list(CHECKS))
+    results = Results()
+    check.check_kernels(results, case, 1, list(CHECKS))
+    assert results.good and len(results.lines) == len(CHECKS)
     assert capsys.readouterr().out.count("ok ") == len(CHECKS)
     monkeypatch.setattr(reference, "rms_norm", lambda x, weight, eps: x)
-    assert not check.check_kernels(case, 1, ["rms_norm"])
-    assert "WRONG kernel rms_norm" in capsys.readouterr().out
+    check.check_kernels(results, case, 1, ["rms_norm"])
+    assert "WRONG kernel rms_norm" in capsys.readouterr().out and not results.good
 
 
 @host
@@ -74,5 +78,48 @@ def test_graphs_are_checked(
         yield build_runner(settings, descriptor)
         os.close(descriptor)
 
-    assert check.check_graphs(fresh_seed(), make)
-    assert "30 tokens, captured as launched" in capsys.readouterr().out
+    results = Results()
+    check.check_graphs(results, fresh_seed(), make)
+    assert results.good and len(results.lines) == 2
+    assert "30 tokens, captured and launched" in capsys.readouterr().out
+    check.check_graphs(results, fresh_seed(), lambda _: make(()))
+    assert [line.good for line in results.lines[2:]] == [False, True]
+
+
+def test_answers_that_differ_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    results = Results()
+    server._hold(results, "a", ["x", "yes"], ["x", "yet"], exact=True)
+    server._hold(results, "b", ["a long answer", "x"], ["a long way", "x"], exact=False)
+    server._hold(results, "c", ["abc", "def"], ["xbc", "yef"], exact=False)
+    answers = ['{"name": "Tom", "age": 3, "kind": "cat"}', '{"name": "Tom", "age": 100, "kind": "cat"}', '{"name": "To']
+    server._check_structured(results, "d", answers)
+    assert [line.good for line in results.lines] == [False, True, False, False]
+    assert "'yes', not 'yet'" in capsys.readouterr().out
+    assert results.lines[3].said == "1 of 3 are of the schema"
+
+
+def test_what_breaks_is_a_check_that_went_wrong_and_all_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole program, of which each part is replaced."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no driver\nand more")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+    monkeypatch.setattr(check, "check_on_gpu", broken)
+    monkeypatch.setattr(check, "check_graphs", lambda results, *_: results.add("graphs", "a", True, "fine"))
+    monkeypatch.setattr(check, "check_server", lambda results: results.add("server", "b", True, "fine"))
+    path = tmp_path / "told.json"
+    assert program.main(["check", "--seed", "5", "--json", str(path)]) == program.FAILED
+    out = capsys.readouterr().out
+    assert "WRONG kernels as a whole: RuntimeError: no driver\n" in out and "something is wrong; see above" in out
+    rows = [line.split()[:3] for line in out.splitlines()[-5:-1]]
+    assert rows == [["part", "checks", "wrong"], ["kernels", "1", "1"], ["graphs", "1", "0"], ["server", "1", "0"]]
+    told = json.loads(path.read_text())
+    assert (told["good"], told["seed"], told["device"]) == (False, 5, "Some GPU")
+    assert [line["name"] for line in told["checks"]] == ["as a whole", "a", "b"]
+    assert program.main(["check", "--skip", "kernels"]) == 0
+    assert program.main(["check", "--skip", "kernels", "--json", str(tmp_path / "no" / "folder")]) == program.WRONG
+    assert "--json: " in capsys.readouterr().err
