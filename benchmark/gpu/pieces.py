@@ -34,7 +34,7 @@ class Key:
 
     @staticmethod
     def of(task: Task, device: str) -> Key:
-        return Key(device, task.part, task.shape, task.form)
+        return Key(device, task.part, task.shape, task.model.removeprefix(f"{task.shape} "))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,11 @@ def data_sheet(name: str) -> float | None:
 def _driver() -> str:
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
-            words = file.readline().split()
+            return driver_of(file.readline())
     except OSError:
         return "unknown"
-    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), "unknown")
+
+
+def driver_of(line: str) -> str:
+    """The version in the first line of what the kernel module says of itself."""
+    return next((word for word in line.split() if word[0].isdigit() and "." in word), "unknown")

@@ -21,7 +21,7 @@ from benchmark.gpu.checkpoints import NoRoom, folder_of
 from benchmark.gpu.numbers import gaps, idle_share, medians, pairs, percentile
 from benchmark.gpu.parts import PARTS, Result
 from benchmark.gpu.pieces import Call, Pieces, Unreadable
-from benchmark.gpu.places import Place, data_sheet, find_place
+from benchmark.gpu.places import Place, data_sheet, driver_of, find_place
 from benchmark.gpu.shapes import FORMS, SHAPES, layer_numbers, prompt_flops, read_bytes
 from benchmark.gpu.steps import make_runner
 from benchmark.gpu.tasks import NotMeasured, Task
@@ -255,7 +255,7 @@ def cases(folder: Path) -> Sequence[str]:
 EXPECTED = [
     "tiny bf16, 1 x 20 tokens: weights and cache read", "tiny int4, 2 x 20 tokens: tokens",
     "tiny, attention of 2 tokens over 20: cache read", "tiny, attention of a chunk of 24: products",
-    "tiny int4, a prompt of 24 tokens: products", "tiny bf16, 2 x 20 tokens: device idle while profiled",
+    "tiny int4, a prompt of 24 tokens: products", "tiny bf16, 2 x 20 tokens: device idle at all, profiled",
 ]  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def test_a_processor_rehearses_in_several_calls(
     assert began == ["ceilings bf16"]
     assert "left for another call with --resume: decode of tiny bf16" in capsys.readouterr().out
     began.clear()
-    monkeypatch.setattr(trace, "draw", lambda spans, title, path: path.write_text(title))
+    monkeypatch.setattr(trace, "draw", lambda spans, ends, title, path: path.write_text(title))
     assert run.main(arguments(tmp_path, models, *on_cpu, "--resume"), launch) == 0
     assert began == ["ceilings bf16", "attention bf16", "prompt bf16", "prompt int4", "trace bf16"]
     assert set(EXPECTED) <= set(cases(tmp_path))
@@ -302,7 +302,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
 def test_all_parts_without_a_server_run_on_the_stand_in(
     tmp_path: Path, models: Path, opened: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "draw", lambda spans, title, path: None)
+    monkeypatch.setattr(trace, "draw", lambda *_: None)
     began: list[str] = []
     assert run.main(arguments(tmp_path, models), in_this_process(STAND_IN, began)) == 0
     assert set(EXPECTED) <= set(cases(tmp_path))
@@ -350,15 +350,39 @@ def test_attention_that_errs_is_not_timed(models: Path, monkeypatch: pytest.Monk
     assert told.missing is not None and not told.rows
 
 
-def test_events_are_told_apart_and_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_time_between_steps_is_found_by_their_answers() -> None:
+    names = ["Memcpy HtoD", "a", "Memcpy DtoH", "Memcpy HtoD", "b", "c", "Memcpy DtoH", "Memcpy DtoH"]
+    spans = [trace.Span(name, 10.0 * at, 10.0 * at + (8 if "DtoH" in name else 9)) for at, name in enumerate(names)]
+    assert trace.step_ends(spans, 3) == [2, 6, 7]
+    assert trace.step_ends(spans, 2) == [3, 7]
+    assert trace.idle_between(spans, [2, 6, 7]) == pytest.approx(4 / 78)
+    late = [*spans[:1], trace.Span("long", 1.0, 75.0), *spans[1:]]  # on another stream, through all of them
+    assert trace.idle_between(late, [3, 7, 8]) == 0
+
+
+def test_kinds_of_kernels_are_told_apart() -> None:
     names = ["void attention_decode_kernel", "nvjet_tst_64x8", "rms_norm", "sample_kernel", "Memcpy HtoD", "unknown"]
-    spans = [trace.Span(name, 10.0 * at, 10.0 * at + 8) for at, name in enumerate(names)]
-    told = trace.shares(spans)
+    told = trace.shares([trace.Span(name, 10.0 * at, 10.0 * at + 8) for at, name in enumerate(names)])
     assert list(told) == [*trace.KINDS, trace.OTHERS] and all(share == pytest.approx(1 / 6) for share in told.values())
-    assert trace.last(spans, 3, 1) == spans[4:]
-    trace.draw(spans, "some steps", tmp_path / "in" / "trace.png")
+
+
+def test_a_trace_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    spans = [trace.Span(name, 10.0 * at, 10.0 * at + 8) for at, name in enumerate(["attention", "gemm", "other"] * 3)]
+    trace.draw(spans, trace.step_ends(spans, 3), "some steps", tmp_path / "in" / "trace.png")
     assert (tmp_path / "in" / "trace.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.129.03  Release Build  (dvs-builder@U16)",
+    ],
+)
+def test_the_driver_is_found(line: str) -> None:
+    assert driver_of(line) == "535.129.03"
+    assert driver_of("") == "unknown"
 
 
 def test_every_part_is_there() -> None:
