@@ -20,7 +20,7 @@ from benchmark.gpu.ceilings import Ceilings
 from benchmark.gpu.checkpoints import NoRoom, folder_of
 from benchmark.gpu.numbers import gaps, idle_share, medians, pairs, percentile
 from benchmark.gpu.parts import PARTS, Result
-from benchmark.gpu.pieces import Call, Pieces, Unreadable
+from benchmark.gpu.pieces import Call, Key, Pieces, Unreadable
 from benchmark.gpu.places import Place, data_sheet, driver_of, find_place
 from benchmark.gpu.shapes import FORMS, SHAPES, layer_numbers, prompt_flops, read_bytes
 from benchmark.gpu.steps import make_runner
@@ -124,6 +124,14 @@ def test_bytes_are_those_that_are_held(form: str, models: Path) -> None:
     assert read_bytes(runner.model) == held[form] + norms
     assert runner.cache.bytes_per_page == 2 * 2 * 2 * 16 * 16 * 2
     assert float(runner.cache.places[0].keys.float().std()) == pytest.approx(1, abs=0.1)
+
+
+def test_a_cache_of_few_bits_is_counted_as_it_is_held(models: Path) -> None:
+    task = task_of("decode", models, kv_cache_dtype="int8")
+    cache = make_runner(task, 1, 64, 16).cache
+    assert cache.bytes_per_page == 2 * 2 * 2 * 16 * (16 + 4)  # a scale for each token and head
+    assert cache.places[0].keys.unique().numel() > 200
+    assert task.model == "tiny bf16, cache int8" and Key.of(task, "a").form == "bf16, cache int8"
 
 
 def test_a_disk_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,9 +88,9 @@ def test_graphs_are_checked(
 
 def test_answers_that_differ_are_found(capsys: pytest.CaptureFixture[str]) -> None:
     results = Results()
-    server._hold(results, "a", ["x", "yes"], ["x", "yet"], exact=True)
-    server._hold(results, "b", ["a long answer", "x"], ["a long way", "x"], exact=False)
-    server._hold(results, "c", ["abc", "def"], ["xbc", "yef"], exact=False)
+    server._hold(results, "a", ["x", "yes"], ["x", "yet"])
+    server._hold(results, "b", ["a long answer", "x"], ["a long way", "x"], alike=0.5)
+    server._hold(results, "c", ["abc", "def"], ["xbc", "yef"], alike=0.1)
     answers = ['{"name": "Tom", "age": 3, "kind": "cat"}', '{"name": "Tom", "age": 100, "kind": "cat"}', '{"name": "To']
     server._check_structured(results, "d", answers)
     assert [line.good for line in results.lines] == [False, True, False, False]

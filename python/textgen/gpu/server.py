@@ -29,14 +29,15 @@ FLASH_PAGE = "256"
 @dataclass(frozen=True)
 class Variant:
     """A way to run it. flags: of the launcher. whole: everything is asked of it, else the plain answers alone.
-    like: whose answers it is held against, to the last letter if `exact`, else their beginnings."""
+    like: whose answers it is held against (None: the processor's). alike: the part of their letters that must be the
+    same until they part, on average: roundings part two answers sooner or later, a mistake parts them at once."""
 
     name: str
     flags: tuple[str, ...]
     dtype: str = "float32"
     whole: bool = False
     like: str | None = None
-    exact: bool = True
+    alike: float = 1.0
 
 
 @dataclass
@@ -56,11 +57,14 @@ def variants(device: str) -> list[Variant]:
         Variant("native", ("--attention", "native"), whole=True),
         Variant("without graphs", ("--attention", "native", "--cuda-graphs", "0")),
         Variant("torch", ("--attention", "torch")),
+        Variant("weights of 8 bits", ("--attention", "native", "--quantize", "int8"), alike=0.25),
+        Variant("weights of 4 bits", ("--attention", "native", "--quantize", "int4"), alike=0.1),
+        Variant("a cache of 8 bits", ("--attention", "native", "--kv-cache-dtype", "int8"), alike=0.25),
     ]
     if any(find_spec(name) is not None for name in ("flash_attn", "flash_attn_interface")):
         flash = ("--attention", "flash-attn", "--block-size", FLASH_PAGE)
-        found.append(Variant("native in bfloat16", ("--attention", "native"), "bfloat16", exact=False))
-        found.append(Variant("flash-attn", flash, "bfloat16", like="native in bfloat16", exact=False))
+        found.append(Variant("native in bfloat16", ("--attention", "native"), "bfloat16", alike=0.25))
+        found.append(Variant("flash-attn", flash, "bfloat16", like="native in bfloat16", alike=0.25))
     return found
 
 
@@ -77,11 +81,11 @@ def check_server(results: Results, device: str = "cuda", chosen: Sequence[Varian
             theirs = known.get(variant.like, known[None])
             if not variant.whole:
                 known[variant.name] = ours = Answers(_plain(server))
-                _hold(results, f"{variant.name}: answers", ours.plain, theirs.plain, variant.exact)
+                _hold(results, f"{variant.name}: answers", ours.plain, theirs.plain, variant.alike)
                 continue
             known[variant.name] = ours = _ask_all(server)
             for kind in ("plain", "drawn", "structured"):
-                _hold(results, f"{variant.name}: {kind}", getattr(ours, kind), getattr(theirs, kind), variant.exact)
+                _hold(results, f"{variant.name}: {kind}", getattr(ours, kind), getattr(theirs, kind), variant.alike)
             _check_structured(results, variant.name, ours.structured)
             _check_streams(results, variant.name, server, ours.plain)
             _check_killed_shard(results, variant.name, server)
@@ -102,16 +106,15 @@ def _ask_all(server: Served) -> Answers:
     )
 
 
-def _hold(results: Results, name: str, ours: Sequence[str], theirs: Sequence[str], exact: bool) -> None:
-    same = sum(a == b for a, b in zip(ours, theirs, strict=True))
-    alike = [_common(a, b) for a, b in zip(ours, theirs, strict=True)]
-    # Roundings of 16 bits part two answers sooner or later, a mistake parts them at once.
-    good = same == len(ours) if exact else sum(alike) >= len(alike) / 4
-    said = f"{same} of {len(ours)} the same"
-    if not exact:
-        said += f", {sum(alike) / len(alike):.0%} of their letters until they part"
-    parted = [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b] if exact else []
-    results.add(PART, name, good, said, *(f"{a!r}, not {b!r}" for a, b in parted))
+def _hold(results: Results, name: str, ours: Sequence[str], theirs: Sequence[str], alike: float = 1.0) -> None:
+    both = list(zip(ours, theirs, strict=True))
+    parted = [(a, b) for a, b in both if a != b]
+    said = f"{len(both) - len(parted)} of {len(both)} the same"
+    share = sum(_common(a, b) for a, b in both) / len(both)
+    if alike < 1:
+        said += f", {share:.0%} of their letters until they part"
+    good = not parted or (alike < 1 and share >= alike)
+    results.add(PART, name, good, said, *(f"{a!r}, not {b!r}" for a, b in parted if alike == 1))
 
 
 def _common(a: str, b: str) -> float:
@@ -147,7 +150,7 @@ def _check_streams(results: Results, name: str, server: Served, plain: Sequence[
     with ThreadPoolExecutor(len(prompts)) as pool:
         said = list(pool.map(lambda prompt: "".join(server.stream(prompt, max_new_tokens=TOKENS)), prompts))
     stripped = [text.strip() for text in said]
-    _hold(results, f"{name}: streams at once", stripped, [text.strip() for text in (*plain, *plain)], True)
+    _hold(results, f"{name}: streams at once", stripped, [text.strip() for text in (*plain, *plain)])
 
 
 def _check_killed_shard(results: Results, name: str, server: Served) -> None:
@@ -158,4 +161,4 @@ def _check_killed_shard(results: Results, name: str, server: Served) -> None:
     killed = kill_shard(server)
     came += list(stream)
     wait_for_another(server, killed)
-    _hold(results, f"{name}: a stream whose shard was killed", ["".join(came)], [whole], True)
+    _hold(results, f"{name}: a stream whose shard was killed", ["".join(came)], [whole])
