@@ -1,45 +1,39 @@
-"""The GPU's benchmark: its arithmetic, its models, what calls leave for the next, and every part that needs no server
-on a processor and on the stand-in for a GPU."""
+"""The GPU's benchmark: its arithmetic, its models, and what calls leave for the next."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
 
 from benchmark import report
-from benchmark.gpu import attention, checkpoints, parts, run, saturation, trace
+from benchmark.gpu import checkpoints, run, saturation, trace
 from benchmark.gpu.ceilings import Ceilings
 from benchmark.gpu.checkpoints import NoRoom, folder_of
 from benchmark.gpu.numbers import gaps, idle_share, medians, pairs, percentile
-from benchmark.gpu.parts import PARTS, Result
+from benchmark.gpu.parts import Result
 from benchmark.gpu.pieces import Call, Key, Pieces, Unreadable
-from benchmark.gpu.places import Place, data_sheet, driver_of, find_place
+from benchmark.gpu.places import data_sheet, driver_of, find_place
 from benchmark.gpu.shapes import FORMS, SHAPES, layer_numbers, prompt_flops, read_bytes
 from benchmark.gpu.steps import make_runner
-from benchmark.gpu.tasks import NotMeasured, Task
+from benchmark.gpu.tasks import Task
 from benchmark.report import Row, load
 from benchmark.serving.load import Answered, Turn
 from tests.seeds import fresh_seed
 from textgen.models.decoder import Decoder
-from textgen.ops.cuda.ops import CudaOps
-from textgen.shard import graphs
-
-from ..ops.cuda.conftest import BUILT
-from ..ops.cuda.host_device import COMPILER
-from ..ops.cuda.test_flash import install
-from ..shard.stand_in import StandIn, StandInKernels
 
 NO_GPU = 3
-CPU = find_place("cpu")
-STAND_IN = Place("cuda", torch.device("cpu"), "a stand-in")
 TINY = SHAPES["tiny"]
 without = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -236,128 +230,6 @@ def test_what_is_no_file_of_pieces_is_left_alone(text: str, tmp_path: Path, caps
     assert path.read_text() == text
 
 
-def in_this_process(place: Place, began: list[str]) -> parts.Launch:
-    def launch(task: Task) -> Result:
-        began.append(f"{task.part} {task.form}")
-        return parts.run(task, place)
-
-    return launch
-
-
-def arguments(folder: Path, models: Path, *others: str, parts: str = "decode,attention,prompt,trace") -> list[str]:
-    return [
-        "--parts", parts, "--shapes", "tiny", "--forms", "bf16", "int4", "--context", "20", "--batches", "1", "2",
-        "--prompts", "24", "--rounds", "1", "--models", str(models), "--pieces", str(folder / "pieces.json"), "--out",
-        str(folder), *others,
-    ]  # fmt: skip
-
-
-def cases(folder: Path) -> Sequence[str]:
-    (path,) = (path for path in folder.glob("gpu*.json"))
-    found = load(path).rows
-    assert not any(row.bar for row in found)
-    assert all(row.ours > 0 or row.unit == "%" for row in found)
-    return [f"{row.case}: {row.metric}" for row in found]
-
-
-EXPECTED = [
-    "tiny bf16, 1 x 20 tokens: weights and cache read", "tiny int4, 2 x 20 tokens: tokens",
-    "tiny, attention of 2 tokens over 20: cache read", "tiny, attention of a chunk of 24: products",
-    "tiny int4, a prompt of 24 tokens: products", "tiny bf16, 2 x 20 tokens: device idle at all, profiled",
-]  # fmt: skip
-
-
-def test_a_processor_rehearses_in_several_calls(
-    tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began: list[str] = []
-    launch = in_this_process(CPU, began)
-    on_cpu = ("--device", "cpu")
-    assert run.main(arguments(tmp_path, models, *on_cpu, parts="decode"), launch) == 0
-    assert began == ["ceilings bf16", "decode bf16", "decode int4"]
-    began.clear()
-    assert run.main(arguments(tmp_path, models, *on_cpu, "--minutes", "0"), launch) == 0
-    assert began == ["ceilings bf16"]
-    assert "left for another call with --resume: decode of tiny bf16" in capsys.readouterr().out
-    began.clear()
-    monkeypatch.setattr(trace, "draw", lambda spans, ends, title, path: path.write_text(title))
-    assert run.main(arguments(tmp_path, models, *on_cpu, "--resume"), launch) == 0
-    assert began == ["ceilings bf16", "attention bf16", "prompt bf16", "prompt int4", "trace bf16"]
-    assert set(EXPECTED) <= set(cases(tmp_path))
-    assert len(list(tmp_path.glob("*-trace-tiny-bf16-?.png"))) == 2
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    """What parts open as their GPU: the stand-in."""
-    if COMPILER is None:
-        pytest.skip("g++ is missing")
-    rng = random.Random(seed := fresh_seed())
-    torch.manual_seed(seed)
-    kernels, found = StandInKernels(rng.getrandbits(64), BUILT), list[StandIn]()
-
-    def open_stand_in(*_: object) -> tuple[StandIn, CudaOps]:
-        found.append(StandIn(kernels, rng))
-        return found[-1], CudaOps(kernels)
-
-    for module in ("benchmark.gpu.attention", "textgen.shard.start"):
-        monkeypatch.setattr(f"{module}.open_accelerator", open_stand_in)
-    monkeypatch.setattr(graphs, "SPACING", 1)
-    monkeypatch.setattr(attention, "REPEATS", 2)
-    return found
-
-
-def test_all_parts_without_a_server_run_on_the_stand_in(
-    tmp_path: Path, models: Path, opened: list[StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trace, "draw", lambda *_: None)
-    began: list[str] = []
-    assert run.main(arguments(tmp_path, models), in_this_process(STAND_IN, began)) == 0
-    assert set(EXPECTED) <= set(cases(tmp_path))
-    assert began[1:] == ["decode bf16", "decode int4", "attention bf16", "prompt bf16", "prompt int4", "trace bf16"]
-    by_graphs = ["decode" in name or "attention" in name or "trace" in name for name in began[1:]]
-    assert [each.captured > 0 and each.replayed > 0 for each in opened] == by_graphs
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_flash_attn_attends_to_the_same_memory(
-    version: int, models: Path, opened: list[StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In larger pages; were they others, it would say something else, and nothing would be told."""
-    install(monkeypatch, version)
-    task = task_of("attention", models, device="cuda", batches=(2,), context=270, prompts=(9,))
-    found = attention.measure(task, STAND_IN, Ceilings(1e9, None, 1e9))
-    assert {row.peer for row in found.rows if row.metric == "time"} == {"torch", "flash-attn"}
-    assert not found.notes and opened[0].captured == 6
-
-
-def test_what_was_begun_is_ended_when_the_minutes_are_over(
-    tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A process of its own that would go on for long, and one that breaks."""
-    task = task_of("decode", models)
-    begun = time.monotonic()
-    told = run.in_process(task, 0.5)
-    assert told.missing == "it took longer than the 0 s that were left" and time.monotonic() - begun < 30
-    broken = run.in_process(replace(task, shape="none"), 100)
-    assert broken.missing is not None and "exit code 1: KeyError: 'none'" in broken.missing
-    assert "Traceback" in capsys.readouterr().err
-
-    def launch(asked: Task) -> Result:
-        return result(missing=None if asked.part == "ceilings" else broken.missing)
-
-    assert run.main(arguments(tmp_path, models, "--device", "cpu", parts="decode"), launch) == run.FAILED
-    assert "Not measured: decode of tiny bf16: its process ended" in capsys.readouterr().out
-
-
-def test_attention_that_errs_is_not_timed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda query, *_, **__: query + 1)
-    with pytest.raises(NotMeasured, match="attention of textgen is .* from torch's"):
-        attention.measure(task_of("attention", models), CPU, Ceilings(1, None, 1))
-    told = parts.run(task_of("attention", models), CPU)
-    assert told.missing is not None and not told.rows
-
-
 def test_time_between_steps_is_found_by_their_answers() -> None:
     names = ["Memcpy HtoD", "a", "Memcpy DtoH", "Memcpy HtoD", "b", "c", "Memcpy DtoH", "Memcpy DtoH"]
     spans = [trace.Span(name, 10.0 * at, 10.0 * at + (8 if "DtoH" in name else 9)) for at, name in enumerate(names)]
@@ -393,5 +265,50 @@ def test_the_driver_is_found(line: str) -> None:
     assert driver_of("") == "unknown"
 
 
-def test_every_part_is_there() -> None:
-    assert all(callable(part.load()) for part in PARTS.values())
+def test_what_only_a_gpu_has_is_asked_as_torch_offers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock, name and cache, and of the profiler's events those of the device."""
+
+    class Event:
+        made: ClassVar[list[Event]] = []
+
+        def __init__(self, enable_timing: bool = False) -> None:
+            assert enable_timing
+            self.at = 0
+            self.made.append(self)
+
+        def record(self) -> None:
+            self.at = len(ran)
+
+        def synchronize(self) -> None:
+            ran.append("waited")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1e3 * (end.at - self.at)
+
+    ran: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L4")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=5))
+    place = find_place("cuda")
+    assert place.seconds(lambda: ran.append("work")) == 1.0 and ran == ["work", "waited"]
+    assert (place.sheet, place.cache_bytes, place.rehearsal) == (300e9, 5, False)
+    assert {"CUDA", "driver"} <= set(place.versions())
+
+    def event(name: str, kind: str, start: int) -> SimpleNamespace:
+        span = SimpleNamespace(start=start, end=start + 1)
+        return SimpleNamespace(name=name, device_type=getattr(DeviceType, kind), time_range=span)
+
+    events = [event("b", "CUDA", 3), event("launch", "CPU", 2), event("Event Sync", "CUDA", 2), event("a", "CUDA", 1)]
+    asked: list[object] = []
+
+    @contextmanager
+    def profile(activities: list[object]) -> Iterator[SimpleNamespace]:
+        asked.extend(activities)
+        yield SimpleNamespace(events=lambda: events)
+
+    monkeypatch.setattr("torch.profiler.profile", profile)
+    streams = SimpleNamespace(step=lambda: None, end=lambda: None)
+    found = trace.profiled(streams, 2, place)  # type: ignore[arg-type]
+    assert found == [trace.Span("a", 1, 2), trace.Span("b", 3, 4)]
+    assert asked == [ProfilerActivity.CUDA]
