@@ -33,7 +33,7 @@ Program: TypeAlias = Callable[[Tokens, int], int]
 def measure(task: Task, place: Place, ceilings: Ceilings) -> Found:
     found, new = Collected(), REHEARSED if place.rehearsal else NEW
     with ExitStack() as stack:
-        programs: dict[str, Program] = {"textgen": stack.enter_context(_ours(task, place, new))}
+        programs: dict[str, Program] = {"textgen": stack.enter_context(_ours(task, new))}
         programs |= _peers(task, place, new, found.notes)
         for batch in task.batches:
             found.rows += _turns(task, programs, batch, new, found.notes)
@@ -41,18 +41,24 @@ def measure(task: Task, place: Place, ceilings: Ceilings) -> Found:
     return found.found()
 
 
+def settings_of(task: Task, new: int) -> dict[str, Any]:
+    """Of our server. Nothing is kept of a prompt that comes again: no peer does so."""
+    most = max(*task.batches, 2)
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16", "device": task.device, "max_total_tokens": task.context + new,
+        "max_concurrent_requests": most, "max_batch_size": most, "prefix_caching": False,
+        "kv_cache_dtype": task.kv_cache_dtype,
+    }  # fmt: skip
+    if task.device == "cuda":
+        settings |= {"cuda_memory_fraction": SHARE, "attention": "native"}
+    return settings
+
+
 class _ours:
     """See `Program`; a server that ends with the block."""
 
-    def __init__(self, task: Task, place: Place, new: int) -> None:
-        most = max(task.batches)
-        settings: dict[str, Any] = {
-            "dtype": "bfloat16", "device": task.device, "max_total_tokens": task.context + new,
-            "max_concurrent_requests": max(most, 2), "max_batch_size": max(most, 2), "prefix_caching": False,
-        }  # fmt: skip
-        if place.kind == "cuda":
-            settings |= {"cuda_memory_fraction": SHARE, "attention": "native"}
-        self._llm = LLM(str(task.folder), **settings)
+    def __init__(self, task: Task, new: int) -> None:
+        self._llm = LLM(str(task.folder), **settings_of(task, new))
 
     def __enter__(self) -> Program:
         return self._run

@@ -71,14 +71,7 @@ def measure(task: Task, place: Place, ceilings: Ceilings) -> Found:
 
     class Launched(Textgen):
         def command(self, models: Models, room: Room, port: int) -> list[str]:
-            words = {
-                "model-id": str(models.folder), "port": str(port), "device": task.device, "dtype": "bfloat16",
-                "max-total-tokens": str(room.context), "max-concurrent-requests": str(room.streams),
-                "max-batch-size": str(room.streams), "kv-cache-dtype": task.kv_cache_dtype,
-            }  # fmt: skip
-            if task.form in QUANTIZED:
-                words["quantize"] = task.form
-            flags = [word for name, value in words.items() for word in (f"--{name}", value)]
+            flags = flags_of(task, models.folder, room.context, room.streams, port)
             return [sys.executable, "-m", "textgen.launcher", *flags]
 
     found, server = Collected(), Launched()
@@ -104,6 +97,18 @@ def measure(task: Task, place: Place, ceilings: Ceilings) -> Found:
         "as it was answered, all begin at once, and the time until the last answer counts."
     )
     return found.found()
+
+
+def flags_of(task: Task, folder: Path, context: int, streams: int, port: int) -> list[str]:
+    """Of the launcher."""
+    words = {
+        "model-id": str(folder), "port": str(port), "device": task.device, "dtype": "bfloat16",
+        "max-total-tokens": str(context), "max-concurrent-requests": str(streams), "max-batch-size": str(streams),
+        "kv-cache-dtype": task.kv_cache_dtype,
+    }  # fmt: skip
+    if task.form in QUANTIZED:
+        words["quantize"] = task.form
+    return [word for name, value in words.items() for word in (f"--{name}", value)]
 
 
 def rows(task: Task, clients: int, turn: Turn, asked: Sequence[Request], saturated: bool) -> list[Row]:

@@ -18,7 +18,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from benchmark import report
-from benchmark.gpu import checkpoints, run, saturation, trace
+from benchmark.gpu import checkpoints, peers, run, saturation, trace
 from benchmark.gpu.ceilings import Ceilings
 from benchmark.gpu.checkpoints import NoRoom, folder_of
 from benchmark.gpu.numbers import gaps, idle_share, medians, pairs, percentile
@@ -31,6 +31,9 @@ from benchmark.gpu.tasks import Task
 from benchmark.report import Row, load
 from benchmark.serving.load import Answered, Turn
 from tests.seeds import fresh_seed
+from textgen.gpu import server
+from textgen.launcher.arguments import parse_settings
+from textgen.llm.base import library_settings
 from textgen.models.decoder import Decoder
 
 NO_GPU = 3
@@ -188,6 +191,19 @@ def test_what_clients_saw_is_held_against_the_targets(models: Path) -> None:
     assert found["first token, 95 of 100"].holds is False
     assert found["between tokens, median"].holds is True
     assert not any(row.bar for row in saturation.rows(task, 1, turn, asked, True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_launchers_take_what_they_are_told_for_a_gpu(form: str, models: Path) -> None:
+    """No GPU is needed to read settings."""
+    task = task_of("saturation", models, form, device="cuda", kv_cache_dtype="int8")
+    settings = parse_settings(saturation.flags_of(task, models, 2048, 256, 3000), {})
+    assert (settings.device, settings.max_batch_size, settings.kv_cache_dtype) == ("cuda", 256, "int8")
+    assert settings.quantize == (form if form in ("int8", "int4") else None)
+    ours = library_settings(str(models), peers.settings_of(task, 128))
+    assert (ours.attention, ours.cuda_memory_fraction, ours.max_total_tokens) == ("native", peers.SHARE, 168)
+    for variant in server.variants("cuda"):
+        assert parse_settings(["--device", "cuda", "--dtype", variant.dtype, *variant.flags], {}).device == "cuda"
 
 
 def result(*rows: Row, missing: str | None = None, **versions: str) -> Result:
