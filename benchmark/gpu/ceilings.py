@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmark.gpu.places import Place
-from benchmark.report import Row
+from benchmark.report import Row, number
 
 OF_SHEET, OF_COPY = 0.8, 0.88  # what decoding is to reach: of the data sheet's bandwidth, or of a copy's
 COPIED, SIZE = 1 << 30, 8192
@@ -26,9 +26,9 @@ class Ceilings:
 
     def told(self) -> str:
         """In a sentence."""
-        sheet = "" if self.sheet is None else f" of {self.sheet / 1e9:.0f} by the data sheet"
-        rate = f"products of bfloat16 {self.rate / 1e12:.0f} TFLOP/s"
-        return f"Copies reach {self.bandwidth / 1e9:.0f} GB/s{sheet}, {rate}."
+        sheet = "" if self.sheet is None else f" of {number(self.sheet / 1e9)} by the data sheet"
+        rate = f"products of bfloat16 {number(self.rate / 1e12)} TFLOP/s"
+        return f"Copies reach {number(self.bandwidth / 1e9)} GB/s{sheet}, {rate}."
 
     def bandwidth_rows(self, case: str, metric: str, bytes_a_second: float, wanted: float | None) -> list[Row]:
         """Against the copy and the data sheet. wanted: the part of the data sheet's that is to be reached, or a tenth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from textgen import __version__
 Kind: TypeAlias = Literal["cuda", "cpu"]
 
 UNKNOWN_CACHE = 128 << 20  # bytes, where torch does not tell
-# GB/s of memory by the makers' data sheets; the first name that is part of the device's.
+# GB/s of memory by the makers' data sheets; the first name whose words are the device's.
 DATA_SHEETS = {
-    "B200": 8000, "GH200 480GB": 4000, "GH200 144G": 4900, "H200": 4800, "H100 NVL": 3938, "H100 PCIe": 2039,
-    "H100": 3352, "H800": 3352, "H20": 4000, "A100-SXM4-80GB": 2039, "A100-SXM-80GB": 2039, "A100 80GB PCIe": 1935,
-    "A100-SXM4-40GB": 1555, "A100-PCIE-40GB": 1555, "A100": 1555, "A800": 2039, "A40": 696, "A30": 933, "A10G": 600,
-    "A10": 600, "L40S": 864, "L40": 864, "L20": 864, "L4": 300, "RTX 6000 Ada": 960, "RTX PRO 6000": 1792,
-    "RTX A6000": 768, "RTX 5090": 1792, "RTX 5080": 960, "RTX 4090": 1008, "RTX 4080": 717, "RTX 3090 Ti": 1008,
-    "RTX 3090": 936,
+    "GB200": 8000, "B200": 8000, "GH200 480GB": 4000, "GH200 144G": 4900, "H200": 4800, "H100 NVL": 3938,
+    "H100 PCIe": 2039, "H100": 3352, "H800": 3352, "H20": 4000, "A100-SXM4-80GB": 2039, "A100-SXM-80GB": 2039,
+    "A100 80GB PCIe": 1935, "A100-SXM4-40GB": 1555, "A100-PCIE-40GB": 1555, "A100": 1555, "A800": 2039, "A40": 696,
+    "A30": 933, "A10G": 600, "A10": 600, "L40S": 864, "L40": 864, "L20": 864, "L4": 300, "RTX 6000 Ada": 960,
+    "RTX PRO 6000": 1792, "RTX A6000": 768, "RTX 5090": 1792, "RTX 5080": 960, "RTX 4090": 1008, "RTX 4080 SUPER": 736,
+    "RTX 4080": 717, "RTX 3090 Ti": 1008, "RTX 3090": 936,
 }  # fmt: skip
 
 
@@ -84,7 +85,11 @@ def find_place(kind: Kind) -> Place:
 
 
 def data_sheet(name: str) -> float | None:
-    return next((gigabytes * 1e9 for known, gigabytes in DATA_SHEETS.items() if known in name), None)
+    """Bytes a second. Parts of a device and those of laptops have less than the name says."""
+    if any(word in name for word in ("MIG", "Laptop", "Max-Q")):
+        return None
+    rates = (rate * 1e9 for known, rate in DATA_SHEETS.items() if re.search(rf"(?<!\w){known}(?!\w)", name))
+    return next(rates, None)
 
 
 def _driver() -> str:

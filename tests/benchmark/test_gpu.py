@@ -161,6 +161,7 @@ def test_the_bar_is_on_the_ceiling_of_which_more_is_reached() -> None:
     (copy,) = replace(ceilings, sheet=None).bandwidth_rows("a", "b", 80e9, 0.8)
     assert copy.holds is False
     assert all(row.bar is None for row in ceilings.bandwidth_rows("a", "b", 1e9, None))
+    assert ceilings.told() == "Copies reach 100 GB/s of 150 by the data sheet, products of bfloat16 1 TFLOP/s."
 
 
 def test_devices_are_found_in_the_data_sheets() -> None:
@@ -170,7 +171,8 @@ def test_devices_are_found_in_the_data_sheets() -> None:
         "NVIDIA A10G": 600, "NVIDIA B200": 8000,
     }  # fmt: skip
     assert {name: data_sheet(name) for name in known} == {name: rate * 1e9 for name, rate in known.items()}
-    assert data_sheet("Some other device") is None
+    others = ["Some other device", "NVIDIA RTX A4000", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "RTX 4090 Laptop GPU"]
+    assert not any(map(data_sheet, others))
 
 
 def test_lengths_are_as_people_chat() -> None:
