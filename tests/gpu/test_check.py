@@ -81,7 +81,7 @@ def test_graphs_are_checked(
     results = Results()
     check.check_graphs(results, fresh_seed(), make)
     assert results.good and len(results.lines) == 2
-    assert "30 tokens, captured and launched" in capsys.readouterr().out
+    assert "30 as launches say" in capsys.readouterr().out
     check.check_graphs(results, fresh_seed(), lambda _: make(()))
     assert [line.good for line in results.lines[2:]] == [False, True]
 
@@ -109,7 +109,7 @@ def test_what_breaks_is_a_check_that_went_wrong_and_all_is_told(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
     monkeypatch.setattr(check, "check_on_gpu", broken)
-    monkeypatch.setattr(check, "check_graphs", lambda results, *_: results.add("graphs", "a", True, "fine"))
+    monkeypatch.setattr(check, "check_all_graphs", lambda results, *_: results.add("graphs", "a", True, "fine"))
     monkeypatch.setattr(check, "check_server", lambda results: results.add("server", "b", True, "fine"))
     path = tmp_path / "told.json"
     assert program.main(["check", "--seed", "5", "--json", str(path)]) == program.FAILED

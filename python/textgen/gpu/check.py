@@ -9,7 +9,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ from textgen.shard.runner import Runner
 from textgen.shard.settings import ShardSettings
 
 TOKENS = 24
+Dtypes: TypeAlias = tuple[Literal["float32", "bfloat16"], Literal["auto", "int8"]]
+DTYPES: list[Dtypes] = [("float32", "auto"), ("bfloat16", "auto")]  # whose steps are captured
 
 
 def check(seed: int, rounds: int, skip: set[str], told: Path | None = None) -> bool:
@@ -36,7 +40,7 @@ def check(seed: int, rounds: int, skip: set[str], told: Path | None = None) -> b
     results = Results()
     parts: dict[str, Callable[[], None]] = {
         "kernels": lambda: check_on_gpu(results, seed, rounds),
-        "graphs": lambda: check_graphs(results, seed, on_gpu),
+        "graphs": lambda: check_all_graphs(results, seed),
         "server": lambda: check_server(results),
     }
     for name, part in parts.items():
@@ -73,13 +77,13 @@ def check_kernels(results: Results, case: Case, rounds: int, names: Sequence[str
 
 
 @contextmanager
-def on_gpu(graphs: tuple[int, ...] | None) -> Iterator[Runner]:
-    """The built-in model on the GPU."""
+def on_gpu(dtypes: Dtypes, graphs: tuple[int, ...] | None) -> Iterator[Runner]:
+    """The built-in model on the GPU. dtypes: its own, and its cache's."""
     from textgen.shard.start import build_runner
 
     settings = ShardSettings(
-        model_dir=str(MODEL_FOLDER), dtype="float32", device="cuda", num_blocks=256, block_size=16, max_slots=8,
-        max_batch_tokens=64, max_context=128, graphs=graphs, attention="native",
+        model_dir=str(MODEL_FOLDER), dtype=dtypes[0], device="cuda", num_blocks=256, block_size=16, max_slots=8,
+        max_batch_tokens=64, max_context=128, graphs=graphs, attention="native", kv_cache_dtype=dtypes[1],
     )  # fmt: skip
     descriptor = os.memfd_create("textgen-check", os.MFD_ALLOW_SEALING)
     try:
@@ -88,18 +92,28 @@ def on_gpu(graphs: tuple[int, ...] | None) -> Iterator[Runner]:
         os.close(descriptor)
 
 
+def check_all_graphs(results: Results, seed: int) -> None:
+    """On tensor cores and without them, and with each type of cache."""
+    for dtypes in DTYPES:
+        name = "of {}, cache {}".format(*dtypes)
+        with results.guarded("graphs", name):
+            check_graphs(results, seed, partial(on_gpu, dtypes), name)
+
+
 def check_graphs(
-    results: Results, seed: int, make: Callable[[tuple[int, ...] | None], AbstractContextManager[Runner]]
+    results: Results,
+    seed: int,
+    make: Callable[[tuple[int, ...] | None], AbstractContextManager[Runner]],
+    name: str = "of the model",
 ) -> None:
     """Tokens of several sequences, some drawn and penalised: captured, and each operation launched."""
-    said = []
+    said, captured = [], 0
     for graphs in (None, ()):
         with make(graphs) as runner:
             said.append(tokens_of_sequences(runner, random.Random(seed)))
-            captured = 0 if runner.pipeline is None else len(runner.pipeline.steps.graphs)
-        if graphs is None:
-            results.add("graphs", "are captured", captured > 0, f"{captured} kinds of steps")
-    results.add("graphs", "say what launches say", said[0] == said[1], f"{len(said[0])} tokens, captured and launched")
+            captured += 0 if runner.pipeline is None else len(runner.pipeline.steps.graphs)
+    results.add("graphs", f"{name}, captured", captured > 0, f"{captured} kinds of steps")
+    results.add("graphs", f"{name}, tokens", said[0] == said[1], f"{len(said[0])} as launches say")
 
 
 def tokens_of_sequences(runner: Runner, rng: random.Random, count: int = 5) -> list[int]:
