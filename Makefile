@@ -127,10 +127,10 @@ bench-cpu: $(BENCH) $(BUILT) ## Measure tokens a second on this processor beside
 	$(BIN)/python -m benchmark.cpu.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 
-gpu-check: $(SERVE) $(BUILT) ## Check kernels, graphs and server on this machine's GPU (exit code 3: there is none)
+gpu-check: $(SERVE) $(BUILT) ## Check kernels, graphs and server on this machine's GPU (exit code 3: there is none): make gpu-check [ARGS="--json FILE"]
 	$(BIN)/python -m textgen.gpu check $(ARGS)
 
-gpu-bench: $(BENCH) $(BUILT) ## Measure decoding and prompts on this machine's GPU: make gpu-bench [ARGS="--shapes llama-1b --batches 1 8"]
+gpu-bench: $(BENCH) $(BUILT) ## Measure this machine's GPU, beside torch, flash-attn and Transformers: make gpu-bench [ARGS="--minutes 9 --resume"]
 	$(BIN)/python -m benchmark.gpu.run $(ARGS)
 	$(BIN)/python -m benchmark.report
 

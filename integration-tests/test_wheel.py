@@ -61,6 +61,12 @@ def test_the_kernels_for_gpus_are_inside(wheel: zipfile.ZipFile) -> None:
     assert {f"textgen/ops/cuda/kernels/{name}" for name in here} <= set(wheel.namelist())
 
 
+def test_what_checks_a_gpu_is_inside(wheel: zipfile.ZipFile) -> None:
+    here = {file.name for file in (ROOT / "python" / "textgen" / "gpu").glob("*.py")}
+    assert {"__main__.py", "check.py", "kernels.py", "server.py"} <= here
+    assert {f"textgen/gpu/{name}" for name in here} <= set(wheel.namelist())
+
+
 def test_the_console_scripts(wheel: zipfile.ZipFile) -> None:
     (entry_points,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
     scripts = wheel.read(entry_points).decode().replace(" ", "").splitlines()

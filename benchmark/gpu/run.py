@@ -1,220 +1,215 @@
-"""``make gpu-bench``: decoding against the memory's bandwidth, prompts against the matrix rate, and how long the device
-idles between steps; random weights of named shapes, ceilings measured in the same run.
+"""``make gpu-bench``: decoding, attention, prompts, the device's idle time, Transformers beside us and a server under
+load, on random weights of named shapes, with the ceilings measured in the same run.
 
-Exit codes: 0 measured, 2 wrong arguments, 3 there is no GPU that torch can use.
+Each part runs on its own: `--parts`. What one call has measured is kept (`--pieces`) and the next adds to it, so that
+few minutes at a time are enough: `--minutes 9`, then again with `--resume`. `--device cpu --shapes tiny` rehearses all
+of it without a GPU.
+
+Exit codes: 0 measured, 1 something could not be, 2 wrong arguments, 3 there is no GPU that torch can use.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from benchmark.gpu.numbers import idle_share, percentile
-from benchmark.gpu.shapes import SHAPES, kv_bytes, make_model, prompt_flops, read_bytes
-from benchmark.report import RESULTS, Report, ReportError, Row, table
-from textgen import __version__
-from textgen.shard.assembly import assemble, open_accelerator
-from textgen.shard.masks import MaskSize
-from textgen.shard.memory import SharedMemory, WideSize
-from textgen.shard.protocol import Admit, Done, Flag, Step, pack_u32
-from textgen.shard.runner import Outcome, Runner
-from textgen.shard.settings import ShardSettings
+from benchmark.gpu.parts import CEILINGS, PARTS, Launch, Result, row_of
+from benchmark.gpu.pieces import Call, Pieces, Unreadable
+from benchmark.gpu.shapes import FORMS, FULL_SIZE, SHAPES
+from benchmark.gpu.tasks import Task
+from benchmark.report import RESULTS, ROOT, ReportError, table
 
-NO_GPU = 3
-WARM, STEPS, PROFILED = 40, 100, 32
-BLOCK, HALF = 16, 2  # bytes of a bfloat16
-CHUNK = 8192  # tokens of the prompt
+FAILED, WRONG, NO_GPU = 1, 2, 3
+BUILD = ROOT / "build" / "bench-gpu"
+ENDING = 60.0  # seconds that a part has to end its servers
+# Of each part, where --batches does not say: decoding and the trace as they are to be told, attention up to the most.
+BATCHES = {"decode": (1, 8, 64, 256), "attention": (8, 32, 128, 512), "trace": (1, 64), "peers": (1, 32)}
+PROMPTS = (2048, 8192)
+CLIENTS = (1, 8, 32, 128, 256)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, launch: Launch | None = None) -> int:
+    """launch: how a part is run; None: in a process of its own."""
     given = parse(arguments)
-    if not torch.cuda.is_available():
+    if given.device == "cuda" and not torch.cuda.is_available() and launch is None:
         print(f"no GPU: torch {torch.__version__} finds none that it can use; see nvidia-smi", file=sys.stderr)
         return NO_GPU
-    bandwidth, rate = measure_copy(), measure_products()
-    rows = []
-    for shape in given.shapes:
-        runner = make_runner(shape, max(given.batches), given.context)
-        for batch in given.batches:
-            rows += decode_rows(shape, runner, batch, given.context, bandwidth)
-        rows.append(prompt_row(shape, runner, rate))
-        del runner
-        torch.cuda.empty_cache()
-    notes = [f"Copies reach {bandwidth / 1e9:.0f} GB/s, products of bfloat16 {rate / 1e12:.0f} TFLOP/s in this run."]
-    versions = {"textgen": __version__, "torch": torch.__version__, "CUDA": str(torch.version.cuda)}
-    report = Report("gpu", "make gpu-bench", versions, rows, device=torch.cuda.get_device_name(0), notes=notes)
-    print(table(report))
+    deadline = time.monotonic() + 60 * given.minutes
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    call = Call(_command(words), _commit(), given.device == "cpu")
     try:
-        print(report.save(given.out))
-    except ReportError as error:  # the JSON is there
-        print(f"no plot: {error}", file=sys.stderr)
-    return 0
+        pieces = Pieces(given.pieces)
+    except Unreadable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG
+    return _measure(given, pieces, call, deadline, launch)
+
+
+def _measure(given: argparse.Namespace, pieces: Pieces, call: Call, deadline: float, launch: Launch | None) -> int:
+    def run(task: Task) -> Result:
+        return in_process(task, deadline - time.monotonic()) if launch is None else launch(task)
+
+    there = run(task_of(given, CEILINGS, given.shapes[0], given.forms[0]))
+    if there.missing is not None:
+        print(f"error: {there.missing}", file=sys.stderr)
+        return FAILED
+    print(f"{there.device}: {' '.join(there.notes)}", flush=True)
+    if dropped := pieces.drop_others(there.device, there.versions):
+        print(f"{dropped} pieces of other versions are left out", flush=True)
+    left, failed = list[str](), False
+    for task in tasks(given):
+        name = f"{task.part} of {task.shape} {task.form}"
+        if given.resume and pieces.done(task, there.device):
+            print(f"{name}: measured before", flush=True)
+            continue
+        if time.monotonic() >= deadline:
+            left.append(name)
+            continue
+        begun = time.monotonic()
+        result = run(task)
+        if result.missing is not None and time.monotonic() >= deadline:
+            left.append(name)
+            continue
+        failed |= result.missing is not None
+        said = f"not measured: {result.missing}" if result.missing else f"{len(result.rows)} rows"
+        print(f"{name}: {said}, {time.monotonic() - begun:.0f} s", flush=True)
+        pieces.add(task, result if result.device else _there(result, there), call)
+        pieces.save()
+    report = pieces.report(there.device, there.versions, call, there.notes)
+    print(table(report))
+    print("\n".join(f"- {note}" for note in report.notes))
+    if left:
+        print(f"left for another call with --resume: {', '.join(left)}")
+    if given.device == "cuda" or given.out != RESULTS:
+        try:
+            print(report.save(given.out))
+        except ReportError as error:  # the JSON is there
+            print(f"no plot: {error}", file=sys.stderr)
+    return FAILED if failed else 0
+
+
+def _there(result: Result, there: Result) -> Result:
+    """Of a process that ended before it said where it ran."""
+    return Result(there.device, there.versions, result.rows, result.notes, result.missing)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.gpu.run", description=__doc__)
-    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
-    parser.add_argument("--context", type=int, default=1024, help="tokens before those that are decoded")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args(arguments)
-    if min([*given.batches, given.context]) < 1:
-        parser.error("--batches and --context must be at least 1")
-    return given
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.gpu.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"with commas between: {', '.join(PARTS)}")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(FULL_SIZE))
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="of the weights")
+    parser.add_argument("--batches", nargs="+", type=_positive, help=f"instead of {BATCHES}")
+    parser.add_argument("--context", type=_positive, default=1024, help="tokens before those that are decoded")
+    parser.add_argument("--prompts", nargs="+", type=_positive, default=list(PROMPTS), help="tokens of each")
+    parser.add_argument("--clients", nargs="+", type=_positive, default=list(CLIENTS), help="of the server under load")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of the shard: auto, int8, …")
+    parser.add_argument("--rounds", type=_positive, default=5, help="of programs that take turns")
+    parser.add_argument(
+        "--minutes", type=float, default=24 * 60.0, help="after which no part is begun, and one is ended"
+    )
+    parser.add_argument("--resume", action="store_true", help="leave out what was measured before")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal")
+    parser.add_argument("--models", type=Path, default=BUILD / "models", help="folder of the random models")
+    parser.add_argument("--pieces", type=Path, default=BUILD / "pieces.json", help="what calls have measured so far")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the report")
+    return parser.parse_args(arguments)
 
 
-def make_runner(shape: str, slots: int, context: int) -> Runner:
-    """The shard's own, with a cache as large as the GPU allows."""
-    longest = max(context + WARM + 2 * STEPS + PROFILED, CHUNK)
-    settings = ShardSettings(
-        model_dir="", dtype="bfloat16", device="cuda", num_blocks=slots * -(-longest // BLOCK), block_size=BLOCK,
-        max_slots=slots, max_batch_tokens=CHUNK, max_context=longest, max_top_n=0, attention="native",
+def _parts(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    wrong = [name for name in names if name not in PARTS]
+    if wrong or not names:
+        raise argparse.ArgumentTypeError(f"{text!r} must name some of {', '.join(PARTS)}, with commas between")
+    return names
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
+    return number
+
+
+def tasks(given: argparse.Namespace) -> list[Task]:
+    """In an order in which the most telling come first."""
+    found = []
+    for part in given.parts:
+        for form in given.forms if PARTS[part].per_form else given.forms[:1]:
+            found += [task_of(given, part, shape, form) for shape in given.shapes]
+    return found
+
+
+def task_of(given: argparse.Namespace, part: str, shape: str, form: str) -> Task:
+    return Task(
+        part=part, shape=shape, form=form, device=given.device, models=str(given.models.resolve()),
+        out=str(given.out.resolve() if given.device == "cuda" or given.out != RESULTS else BUILD / "rehearsed"),
+        batches=tuple(given.batches or BATCHES.get(part, (1,))), prompts=tuple(given.prompts),
+        clients=tuple(given.clients), context=given.context, rounds=given.rounds, kv_cache_dtype=given.kv_cache_dtype,
     )  # fmt: skip
-    accelerator, ops = open_accelerator(settings, torch.bfloat16)
-    with torch.inference_mode():
-        model = make_model(SHAPES[shape], torch.bfloat16, accelerator.device, longest, ops)
-    wide = WideSize(settings.max_batch_tokens, slots, 0)
-    descriptor = os.memfd_create("textgen-bench", os.MFD_ALLOW_SEALING)
-    memory = SharedMemory(descriptor, wide, MaskSize(slots, model.spec.vocab_size), 1.0)
-    os.close(descriptor)
-    runner = assemble(settings, model, ops, memory, torch.bfloat16, accelerator)
-    with torch.inference_mode():
-        for place in runner.cache.places:
-            place.keys.normal_(), place.values.normal_()
-    return runner
 
 
-class Streams:
-    """Greedy sequences that decode side by side from a context of random keys and values, the host a step ahead."""
-
-    def __init__(self, runner: Runner, batch: int, context: int) -> None:
-        self._runner, self._number = runner, 0
-        self._slots, self._at = np.arange(batch), np.full(batch, context)
-        self._most = runner.bounds.num_pages // batch  # pages of each
-        for slot in range(batch):
-            wanted = Admit(slot, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, 0, context, 0, 0, None, b"", None, None)
-            assert not runner.admit(wanted)
-        pages = -(-(context + 1) // BLOCK)
-        self._begin(np.full(batch, pages), np.zeros(batch), int(Flag.SAMPLE), np.arange(pages)[None])
-
-    def step(self) -> None:
-        begins = self._at % BLOCK == 0
-        pages = (self._at // BLOCK)[begins][:, None]
-        self._begin(begins, np.zeros(0), int(Flag.SAMPLE | Flag.LAST), pages, self._slots[begins])
-
-    def _begin(self, counts: object, tokens: object, flags: int, pages: object, slots: object = None) -> None:
-        of = self._slots if slots is None else np.asarray(slots)
-        blocks = (of[:, None] * self._most + np.asarray(pages)).reshape(-1)
-        columns = [self._slots, self._at, 0 * self._at + 1, 0 * self._at, 0 * self._at + flags, counts]
-        step = Step(self._number, pack_u32(columns), pack_u32(tokens), pack_u32(blocks), b"", b"", b"")
-        self._check(self._runner.take(step, time.monotonic_ns()))
-        self._number += 1
-        self._at = self._at + 1
-
-    def _check(self, outcomes: object) -> None:
-        for outcome in outcomes:  # type: ignore[attr-defined]
-            assert isinstance(outcome, Outcome)
-            assert all(isinstance(frame, Done) for frame in outcome.frames), outcome.frames
-
-    def end(self) -> None:
-        self._check(self._runner.drain())
-
-    def close(self) -> None:
-        self.end()
-        self._runner.slots.free(self._slots)
+def in_process(task: Task, seconds: float) -> Result:
+    """A part in a process of its own, ended after so many seconds with all that it has started."""
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
+        path, result = Path(scratch) / "task.json", Path(scratch) / "result.json"
+        path.write_text(json.dumps(asdict(task)), encoding="utf-8")
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_OFFLINE": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmark.gpu.parts", str(path), str(result)], cwd=ROOT, env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            _, errors = process.communicate(timeout=max(seconds, 1))
+        except BaseException as error:
+            _end(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return Result("", {}, [], [], f"it took longer than the {seconds:.0f} s that were left")
+            raise
+        if process.returncode or not result.exists():
+            last = errors.strip().splitlines()[-1:] or ["it said nothing"]
+            print(errors, file=sys.stderr)
+            return Result("", {}, [], [], f"its process ended with exit code {process.returncode}: {last[0][:300]}")
+        told = json.loads(result.read_text(encoding="utf-8"))
+    return Result(**told | {"rows": [row_of(row) for row in told["rows"]]})
 
 
-def decode_rows(shape: str, runner: Runner, batch: int, context: int, bandwidth: float) -> list[Row]:
-    """Bandwidth, time between tokens and idle time of a batch; nothing where its contexts find no room."""
-    if batch * -(-(context + WARM + 2 * STEPS + PROFILED) // BLOCK) > runner.bounds.num_pages:
-        return []
-    streams, case = Streams(runner, batch, context), f"{shape} bfloat16, {batch} x {context} tokens"
-    for _ in range(WARM):
-        streams.step()
-    streams.end()
-    times, begun = [], time.perf_counter()
-    for _ in range(STEPS):
-        before = time.perf_counter()
-        streams.step()
-        times.append(time.perf_counter() - before)
-    streams.end()
-    seconds = (time.perf_counter() - begun) / STEPS
-    config = SHAPES[shape]
-    moved = read_bytes(config, HALF) + batch * (context + WARM + STEPS // 2) * kv_bytes(config, HALF)
-    bar = {"llama-8b": "ratio >= 0.88", "llama-1b": "ratio >= 0.7"}[shape] if batch == 1 else None
-    idle = profiled_idle(streams)
-    streams.close()
-    return [
-        Row(case, "weights and cache read", "GB/s", moved / seconds / 1e9, "copy", None, bandwidth / 1e9, bar),
-        Row(case, "tokens", "1/s", batch / seconds),
-        Row(case, "time between tokens", "ms", seconds * 1e3),
-        Row(case, "95th percentile between launches", "ms", percentile(times, 0.95) * 1e3),
-        Row(case, "device idle", "%", idle * 100, bar="ours < 3" if batch in (1, 64) else None),
-    ]
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(ENDING)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
-def profiled_idle(streams: Streams) -> float:
-    """The part of the time in which no kernel runs, while steps follow one another."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        for _ in range(PROFILED):
-            streams.step()
-        streams.end()
-    spans = [(event.time_range.start, event.time_range.end) for event in trace.events() or ()]
-    return idle_share(spans)
+def _command(words: Sequence[str]) -> str:
+    arguments = " ".join(f'"{word}"' if " " in word else word for word in words)
+    return "make gpu-bench" + (f" ARGS='{arguments}'" if arguments else "")
 
 
-def prompt_row(shape: str, runner: Runner, rate: float) -> Row:
-    """The fastest of three prompts of a whole step."""
-    pages, tokens = np.arange(-(-CHUNK // BLOCK)), np.arange(CHUNK) % 1000
-    fastest = float("inf")
-    for _ in range(3):
-        wanted = Admit(0, 0.0, 0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, 0, CHUNK, 0, 0, None, b"", None, None)
-        assert not runner.admit(wanted)
-        row = [0, 0, CHUNK, 0, int(Flag.SAMPLE), len(pages)]
-        begun = time.perf_counter()
-        step = Step(0, pack_u32(row), pack_u32(tokens), pack_u32(pages), b"", b"", b"")
-        assert isinstance(runner.step(step, time.monotonic_ns()).frames[0], Done)
-        fastest = min(fastest, time.perf_counter() - begun)
-        runner.slots.free(np.array([0]))
-    ours = prompt_flops(SHAPES[shape], CHUNK) / fastest
-    case = f"{shape} bfloat16, a prompt of {CHUNK} tokens"
-    return Row(case, "products", "TFLOP/s", ours / 1e12, "matrices", None, rate / 1e12, "ratio >= 0.6")
-
-
-def measure_copy() -> float:
-    """Bytes a second that a large copy reads and writes."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _fastest(lambda: target.copy_(source))
-
-
-def measure_products() -> float:
-    """Operations a second of a product of large matrices in bfloat16."""
-    size = 8192
-    a, b = (torch.randn(size, size, device="cuda").to(torch.bfloat16) for _ in range(2))
-    return float(2 * size**3) / _fastest(lambda: a @ b)
-
-
-def _fastest(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of ten runs, by the device's clock."""
-    seconds: list[float] = []
-    for _ in range(12):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1e3)
-    return min(seconds[2:])
+def _commit() -> str | None:
+    """Of the sources, where git knows; with a mark where they were changed since."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT, capture_output=True, text=True,
+            check=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-FAILED, NO_GPU = 1, 3
+FAILED, WRONG, NO_GPU = 1, 2, 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_GPU
     from textgen.gpu.check import check
 
-    return 0 if check(given.seed, given.rounds, set(given.skip)) else FAILED
+    try:
+        return 0 if check(given.seed, given.rounds, set(given.skip), given.json) else FAILED
+    except OSError as error:
+        print(f"--json: {error}", file=sys.stderr)
+        return WRONG
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -30,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32), help="of random inputs")
     check.add_argument("--rounds", type=_positive, default=20, help="random shapes of each kernel")
     check.add_argument("--skip", nargs="*", choices=("kernels", "graphs", "server"), default=[])
+    check.add_argument("--json", type=Path, metavar="FILE", help="for the results, with device and versions")
     return parser
 
 

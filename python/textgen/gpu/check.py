@@ -3,75 +3,78 @@ the processor. Each line says what was held against what."""
 
 from __future__ import annotations
 
-import json
 import os
+import platform
 import random
-import re
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 
+from textgen import __version__
 from textgen.demo import MODEL_FOLDER
 from textgen.gpu.kernels import CHECKS, Case
+from textgen.gpu.results import Results, first_line
+from textgen.gpu.server import check_server
 from textgen.shard.protocol import Admit, Done, Flag, Step, pack_u32, unpack_u32
 from textgen.shard.runner import Runner
 from textgen.shard.settings import ShardSettings
 
-START_SECONDS = 300.0
 TOKENS = 24
-PROMPTS = ["Once upon a time", "The king said", "In the morning they", "A dog and a cat"]
 Dtypes: TypeAlias = tuple[Literal["float32", "bfloat16"], Literal["auto", "int8", "fp8"]]
+# Whose steps are captured.
 DTYPES: list[Dtypes] = [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8"), ("bfloat16", "fp8")]
-_READY = re.compile(r"ready on (http://\S+) after")
 
 
-def check(seed: int, rounds: int, skip: set[str]) -> bool:
-    """Run all parts but those to skip; whether all is well."""
-    device = torch.cuda.get_device_name(0)
-    print(f"{device}, torch {torch.__version__}, CUDA {torch.version.cuda}, seed {seed}")
-    parts: dict[str, Callable[[], bool]] = {
-        "kernels": lambda: check_on_gpu(seed, rounds),
-        "graphs": lambda: check_all_graphs(seed),
-        "server": check_server,
+def check(seed: int, rounds: int, skip: set[str], told: Path | None = None) -> bool:
+    """Run all parts but those to skip; whether all is well. told: gets the results as JSON. Raises `OSError`."""
+    where = {
+        "device": torch.cuda.get_device_name(0), "textgen": __version__, "torch": torch.__version__,
+        "CUDA": str(torch.version.cuda), "Python": platform.python_version(),
+    }  # fmt: skip
+    print(", ".join(f"{name} {version}" for name, version in where.items()) + f", seed {seed}", flush=True)
+    results = Results()
+    parts: dict[str, Callable[[], None]] = {
+        "kernels": lambda: check_on_gpu(results, seed, rounds),
+        "graphs": lambda: check_all_graphs(results, seed),
+        "server": lambda: check_server(results),
     }
-    good = [part() for name, part in parts.items() if name not in skip]
-    print("all is well" if all(good) else "something is wrong; see above")
-    return all(good)
+    for name, part in parts.items():
+        if name not in skip:
+            with results.guarded(name, "as a whole"):
+                part()
+    print(results.table())
+    print("all is well" if results.good else "something is wrong; see above")
+    if told is not None:
+        results.save(told, seed, where)
+    return results.good
 
 
-def check_on_gpu(seed: int, rounds: int) -> bool:
+def check_on_gpu(results: Results, seed: int, rounds: int) -> None:
     from textgen.ops.cuda.device import CudaDevice
     from textgen.ops.cuda.ops import CudaOps
 
     kernels = CudaDevice(0)
     torch.manual_seed(seed)
-    return check_kernels(
-        Case(random.Random(seed), kernels, CudaOps(kernels), torch.device("cuda", 0), 4096), rounds, list(CHECKS)
-    )
+    case = Case(random.Random(seed), kernels, CudaOps(kernels), torch.device("cuda", 0), 4096)
+    check_kernels(results, case, rounds, list(CHECKS))
 
 
-def check_kernels(case: Case, rounds: int, names: list[str]) -> bool:
+def check_kernels(results: Results, case: Case, rounds: int, names: Sequence[str]) -> None:
     """Each of the kernels on so many random shapes."""
-    good = True
     for name in names:
-        errors = []
         try:
             errors = [CHECKS[name](case) for _ in range(rounds)]
             fine = all(error <= allowed for error, allowed in errors)
             said = f"largest error {max(error for error, _ in errors):.1e} of {max(most for _, most in errors):.1e}"
         except Exception as error:  # the next kernel may be fine
-            fine, said = False, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        print(f"{'ok   ' if fine else 'WRONG'} kernel {name}: {said}")
-        good &= fine
-    return good
+            fine, said = False, f"{type(error).__name__}: {first_line(error)}"
+        results.add("kernel", name, fine, said)
 
 
 @contextmanager
@@ -90,28 +93,28 @@ def on_gpu(dtypes: Dtypes, graphs: tuple[int, ...] | None) -> Iterator[Runner]:
         os.close(descriptor)
 
 
-def check_all_graphs(seed: int) -> bool:
+def check_all_graphs(results: Results, seed: int) -> None:
     """On tensor cores and without them, and with each type of cache."""
-    names = ["graphs of {}, cache {}".format(*dtypes) for dtypes in DTYPES]
-    good = [check_graphs(seed, partial(on_gpu, dtypes), name) for dtypes, name in zip(DTYPES, names, strict=True)]
-    return all(good)
+    for dtypes in DTYPES:
+        name = "of {}, cache {}".format(*dtypes)
+        with results.guarded("graphs", name):
+            check_graphs(results, seed, partial(on_gpu, dtypes), name)
 
 
 def check_graphs(
-    seed: int, make: Callable[[tuple[int, ...] | None], AbstractContextManager[Runner]], name: str = "graphs"
-) -> bool:
+    results: Results,
+    seed: int,
+    make: Callable[[tuple[int, ...] | None], AbstractContextManager[Runner]],
+    name: str = "of the model",
+) -> None:
     """Tokens of several sequences, some drawn and penalised: captured, and each operation launched."""
-    said = []
+    said, captured = [], 0
     for graphs in (None, ()):
         with make(graphs) as runner:
             said.append(tokens_of_sequences(runner, random.Random(seed)))
-            captured = 0 if runner.pipeline is None else len(runner.pipeline.steps.graphs)
-        if graphs is None and not captured:
-            print(f"WRONG {name}: nothing was captured")
-            return False
-    good = said[0] == said[1]
-    print(f"{'ok   ' if good else 'WRONG'} {name}: {len(said[0])} tokens, captured as launched")
-    return good
+            captured += 0 if runner.pipeline is None else len(runner.pipeline.steps.graphs)
+    results.add("graphs", f"{name}, captured", captured > 0, f"{captured} kinds of steps")
+    results.add("graphs", f"{name}, tokens", said[0] == said[1], f"{len(said[0])} as launches say")
 
 
 def tokens_of_sequences(runner: Runner, rng: random.Random, count: int = 5) -> list[int]:
@@ -144,47 +147,3 @@ def _run(runner: Runner, columns: object, tokens: object, pages: object) -> list
         raise RuntimeError(f"a step failed: {frame.message}")
     tokens_said: list[int] = unpack_u32(frame.tokens, "tokens").tolist()
     return tokens_said
-
-
-def check_server() -> bool:
-    """The built-in model's greedy answers through the launcher."""
-    texts = []
-    for device in ("cuda", "cpu"):
-        with served(device) as address:
-            texts.append([_generate(address, prompt) for prompt in PROMPTS])
-    good = texts[0] == texts[1]
-    print(f"{'ok   ' if good else 'WRONG'} server: {len(PROMPTS)} answers on the GPU as on the processor")
-    for prompt, ours, theirs in zip(PROMPTS, *texts, strict=True):
-        if ours != theirs:
-            print(f"      {prompt!r}: {ours!r}, on the processor {theirs!r}")
-    return good
-
-
-@contextmanager
-def served(device: str) -> Iterator[str]:
-    """The address of a launcher with the built-in model."""
-    command = [sys.executable, "-m", "textgen.launcher", "--device", device, "--dtype", "float32", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    try:
-        lines, until = [], time.monotonic() + START_SECONDS
-        for line in process.stdout:
-            lines.append(line)
-            if found := _READY.search(line):
-                break
-            if time.monotonic() > until:
-                raise RuntimeError(f"the server was not ready within {START_SECONDS:.0f} s:\n{''.join(lines[-20:])}")
-        else:
-            raise RuntimeError(f"the server ended before it was ready:\n{''.join(lines[-20:])}")
-        yield found[1]
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-def _generate(address: str, prompt: str) -> str:
-    body = json.dumps({"inputs": prompt, "parameters": {"max_new_tokens": TOKENS}}).encode()
-    asked = urllib.request.Request(f"{address}/generate", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=START_SECONDS) as answer:
-        text: str = json.load(answer)["generated_text"]
-    return text
