@@ -6,8 +6,8 @@ import pytest
 
 from textgen.launcher.arguments import build_parser, differing, parse_settings, variable
 from textgen.launcher.errors import MEANINGS, ExitCode, SettingsError
-from textgen.launcher.flags import Share
-from textgen.launcher.settings import FIELDS, Settings, dashed
+from textgen.launcher.flags import Share, dashed
+from textgen.launcher.settings import FIELDS, Settings
 from textgen.launcher.tgi import UNAVAILABLE, superseded
 
 

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from textgen import __version__
 from textgen.launcher.errors import MEANINGS, SettingsError
-from textgen.launcher.flags import Flag, flag_of
-from textgen.launcher.settings import FIELD_OF, FIELDS, Settings, dashed
+from textgen.launcher.flags import Flag, dashed, flag_of
+from textgen.launcher.settings import FIELD_OF, FIELDS, Settings
 from textgen.launcher.tgi import UNAVAILABLE
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from textgen.launcher.arguments import variable
 from textgen.launcher.errors import MEANINGS
-from textgen.launcher.flags import Flag, flag_of
-from textgen.launcher.settings import FIELDS, dashed
+from textgen.launcher.flags import Flag, dashed, flag_of
+from textgen.launcher.settings import FIELDS
 from textgen.launcher.tgi import UNAVAILABLE
 
 _INTRODUCTION = """\

@@ -51,6 +51,11 @@ def flag_of(field: dataclasses.Field[Any]) -> Flag:
     return flag
 
 
+def dashed(name: str) -> str:
+    """The flag of a field: `--max-input-tokens` for `max_input_tokens`."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """A part of the free memory, above 0 and at most 1."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from textgen import __version__
 from textgen.launcher.errors import SettingsError
-from textgen.launcher.flags import Share
+from textgen.launcher.flags import Share, dashed
 from textgen.launcher.hardware import Hardware
 from textgen.launcher.memory import MemoryPlan, Needs, plan_gpu, plan_memory
 from textgen.launcher.model import Model
-from textgen.launcher.settings import Settings, dashed
+from textgen.launcher.settings import Settings
 from textgen.models.groups import group_layers
 from textgen.quantization.formats import block_bytes, gpu_weight_bytes, weight_bytes
 

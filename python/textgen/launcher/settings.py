@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 
-from textgen.launcher.errors import SettingsError
 from textgen.launcher.flags import (
     Share,
     batch_sizes,
@@ -15,7 +13,6 @@ from textgen.launcher.flags import (
     flag_of,
     integer,
     is_address,
-    is_loopback,
     memory,
     part,
     portion,
@@ -28,6 +25,7 @@ from textgen.launcher.flags import (
     some_seconds,
     text,
 )
+from textgen.launcher.rules import check_rules
 from textgen.quantization.formats import kv_cache_name, quantize_name
 
 MODEL = "Model"
@@ -456,47 +454,8 @@ class Settings:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Rules between settings. Raises `SettingsError`."""
-        if self.trust_remote_code and not re.fullmatch("[0-9a-f]{40}", self.revision or ""):
-            raise SettingsError(
-                "--trust-remote-code needs --revision with the 40 hexadecimal digits of a commit: a branch or a tag "
-                "can be moved to other code"
-            )
-        keyed = self.api_key is not None or self.api_key_file is not None
-        if not keyed and not self.allow_unauthenticated and not is_loopback(self.hostname):
-            raise SettingsError(
-                f"--hostname {self.hostname} is open to a network, where anybody could call: give --api-key (API_KEY) "
-                "or --api-key-file, or allow it with --allow-unauthenticated"
-            )
-        if (self.tls_cert is None) != (self.tls_key is None):
-            given, other = ("--tls-cert", "--tls-key") if self.tls_key is None else ("--tls-key", "--tls-cert")
-            raise SettingsError(f"{given} needs {other}: TLS takes a certificate and the key that belongs to it")
-        if self.num_shard > 1:
-            raise SettingsError(f"--num-shard {self.num_shard} is not supported in this version; leave it out")
-        if self.device == "cpu" and self.attention != "auto":
-            raise SettingsError(f"--attention {self.attention} is for GPUs; leave it out, or use --device cuda or auto")
-        if self.deterministic and self.attention in ("flash-attn", "torch"):
-            raise SettingsError(
-                f"--deterministic takes Textgen's own kernels; leave out it or --attention {self.attention}"
-            )
-        _ordered(self, "max_input_tokens", "max_total_tokens", strict=True)
-        _ordered(self, "max_total_tokens", "max_batch_total_tokens")
-        _ordered(self, "max_batch_prefill_tokens", "max_batch_total_tokens")
-
-
-def _ordered(settings: Settings, small: str, large: str, *, strict: bool = False) -> None:
-    low, high = getattr(settings, small), getattr(settings, large)
-    if low is None or high is None or low < high or (low == high and not strict):
-        return
-    relation = "less than" if strict else "at most"
-    raise SettingsError(
-        f"{dashed(small)} {low} must be {relation} {dashed(large)} {high}; lower the first or raise the second"
-    )
-
-
-def dashed(name: str) -> str:
-    """The flag of a field: `--max-input-tokens` for `max_input_tokens`."""
-    return "--" + name.replace("_", "-")
+        """Raises `SettingsError`."""
+        check_rules(self)
 
 
 FIELDS = dataclasses.fields(Settings)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from textgen.launcher.settings import Settings, dashed
+from textgen.launcher.flags import dashed
+from textgen.launcher.settings import Settings
 
 _LATER = "it is a setting of Text Generation Inference that this version does not have yet; leave it out"
 
