@@ -246,6 +246,7 @@ void attention_run(const tg_op &op, const Run &run) {
     const Place begin = cuts.at[run.worker], end = cuts.at[run.worker + 1];
     Tasks tasks(form, *run.step);
     while (!tasks.done() && !begin.is_in(tasks.task())) tasks.next();
+    bool asked = false;
     for (int64_t from = begin.unit; !tasks.done(); tasks.next(), from = 0) {
       const Task &task = tasks.task();
       const bool last = end.is_in(task);
@@ -254,16 +255,18 @@ void attention_run(const tg_op &op, const Run &run) {
         const bool begun = from == 0, ended = to == task.units;
         const Partial &partial = !begun ? space.head : (!ended ? space.tail : space.whole);
         clear(form, task, partial);
+        Tasks following = tasks;
+        if (!last) following.next();
+        const bool goes_on = !last && !following.done() && (!end.is_in(following.task()) || end.unit > 0);
+        const Task *then = goes_on && !following.task().many ? &following.task() : nullptr;
         if (task.few) {
-          Tasks following = tasks;
-          if (!last) following.next();
-          const bool goes_on = !last && !following.done() && (!end.is_in(following.task()) || end.unit > 0);
-          attend_few_by_tiles(form, task, run, space, partial, from, to, goes_on ? &following.task() : nullptr);
+          attend_few_by_tiles(form, task, run, space, partial, from, to, then);
         } else if (task.many) {
           attend_many(form, task, run, space, partial, from, to);
         } else {
-          attend_by_vectors(form, task, run, space, partial, from, to);
+          attend_by_vectors(form, task, run, space, partial, from, to, asked, then);
         }
+        asked = then != nullptr && !task.many;
         if (begun && ended) write_out(form, task, run, partial);
         if (begun && !ended) cut = task, has_cut = true;
       }

@@ -215,12 +215,13 @@ TG_INLINE void weigh(const Attention &form, const Task &task, const Partial &par
   store(partial.total + row, fma(load(partial.total + row), shrink, sums(found)));
 }
 
-// Units first to last of a task, into a partial that has been cleared.
+// Units first to last of a task, into a partial that has been cleared. then: what this worker goes on with, for whose cache is
+// asked early; NULL where that is nothing. asked: it was so of this task.
 void attend_by_vectors(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
-                       int64_t first, int64_t last);
+                       int64_t first, int64_t last, bool asked, const Task *then);
 void attend_many(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                  int64_t first, int64_t last);
-// The same of few rows. then: what this worker goes on with, for whose cache is asked early; NULL where that is nothing.
+// The same of few rows.
 void attend_few_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                          int64_t first, int64_t last, const Task *then);
 
@@ -279,15 +280,6 @@ TG_INLINE void locate(const Cached &cached, const int64_t *rows, int64_t count, 
     }
     memset(copy + cached.dim, 0, (cached.padded - cached.dim) * sizeof(T));
   }
-}
-
-// Asks for a row of a cache before it is needed: rows lie apart, so that the processor does not guess them. It comes into the cache
-// of the second level: the first is full of what is worked on.
-template <typename S>
-TG_INLINE void ask_for(const Cached &cached, int64_t row) {
-  const int64_t bytes = cached.dim * static_cast<int64_t>(sizeof(S));
-  const char *from = cached.address + cached.head * bytes + row * cached.stride * static_cast<int64_t>(sizeof(S));
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
 }  // namespace tg::TG_ISA

@@ -2,6 +2,7 @@
 //
 // Keys are the left side of their product as they lie in the cache, 16 of them; its right side is queries, turned once. Scores come
 // key by key and are turned back. So nothing is packed but values, and what is left to wait for is memory.
+#include "attention_ahead.h"
 #include "attention_pack.h"
 
 namespace tg::TG_ISA {
@@ -71,56 +72,6 @@ TG_INLINE void turn_scores(const float *from, float *to) {
   }
 }
 
-// A unit's rows of the cache.
-struct Unit {
-  int64_t rows[kFewUnit], count = 0;
-
-  void find(const Task &task, int64_t unit, Rows &walk) {
-    count = least(kFewUnit, task.end - task.begin - unit * kFewUnit);
-    for (int64_t i = 0; i < count; i++) rows[i] = walk.next();
-  }
-};
-
-// Asks for the keys and values of a unit's heads, row by row, so that memory is busy while there is something to do.
-class Ahead {
- public:
-  // calls: how often `ask` will be called, at least.
-  Ahead(const Attention &form, const Task &task, const Unit &unit, int64_t calls)
-      : begin_(unit.rows), row_(unit.rows), end_(unit.rows + unit.count), rate_(ceil_div(2 * unit.count * kOne, calls)) {
-    const int64_t size = form.cache_dtype == TG_I8 ? 1 : 2;
-    now_ = {form.keys + task.kv_head * form.head_dim * size, task.heads * form.head_dim * size, form.key_stride * size};
-    then_ = {form.values + task.kv_head * form.value_dim * size, task.heads * form.value_dim * size, form.value_stride * size};
-  }
-  TG_INLINE void ask() {
-    for (credit_ += rate_; credit_ >= kOne; credit_ -= kOne) {
-      if (row_ == end_ && !turn()) return;
-      const char *from = now_.from + *row_++ * now_.stride;
-      for (int64_t at = 0; at < now_.bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
-    }
-  }
-
- private:
-  static constexpr int64_t kOne = 256;
-  struct Part {
-    const char *from;
-    int64_t bytes, stride;
-  };
-
-  // From keys to values, and from these to nothing.
-  bool turn() {
-    if (then_.from == nullptr) {
-      rate_ = credit_ = 0;
-      return false;
-    }
-    row_ = begin_, now_ = then_, then_.from = nullptr;
-    return row_ < end_;
-  }
-
-  const int64_t *begin_, *row_, *end_;
-  Part now_, then_;
-  int64_t rate_, credit_ = 0;  // rows that may be asked for at each call, and now
-};
-
 template <int kRowsOf>
 void attend_few(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                 int64_t first, int64_t last, const Task *then) {
@@ -135,12 +86,12 @@ void attend_few(const Attention &form, const Task &task, const Run &run, const W
   const Bf16 *key_places[kFewUnit], *value_places[kFewUnit];
   const int64_t chunks = form.padded_dim / 32, tiles = form.padded_value / 16;
   Rows walk(*form.group, task.segment, task.begin + first * kFewUnit);
-  Unit units[2];
+  CacheUnit units[2];
   units[first & 1].find(task, first, walk);
   for (int64_t unit = first; unit < last; unit++) {
     const int64_t *rows = units[unit & 1].rows;
     const int64_t key = task.begin + unit * kFewUnit, count = units[unit & 1].count, padded = round_up(count, 32);
-    Unit &next = units[(unit + 1) & 1];
+    CacheUnit &next = units[(unit + 1) & 1];
     next.count = 0;
     if (unit + 1 < last) {
       next.find(task, unit + 1, walk);
@@ -148,7 +99,7 @@ void attend_few(const Attention &form, const Task &task, const Run &run, const W
       Rows other(*form.group, then->segment, then->begin);
       next.find(*then, 0, other);
     }
-    Ahead ahead(form, unit + 1 < last || then == nullptr ? task : *then, next, task.heads * (padded / 32) * (8 * tiles + chunks));
+    CacheAhead ahead(form, unit + 1 < last || then == nullptr ? task : *then, next, task.heads * (padded / 32) * (8 * tiles + chunks));
     each_head(form, task, partial, [&](const Task &one, const Partial &own) {
       const Cached of_keys = cached_keys(form, one.kv_head), of_values = cached_values(form, one.kv_head, form.padded_value);
       const Bf16 *turned = query + (one.kv_head - task.kv_head) * form.padded_dim * kRowsOf;

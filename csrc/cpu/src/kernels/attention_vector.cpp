@@ -1,5 +1,5 @@
 // Attention of few rows: a sequence's last token, or short runs of tokens. Any instruction set and type of cache.
-#include "attention.h"
+#include "attention_ahead.h"
 
 namespace tg::TG_ISA {
 namespace {
@@ -29,6 +29,7 @@ TG_INLINE Vec products(const Bf16 *query, const Bf16 *const *keys, int64_t dim) 
 }
 #endif
 
+constexpr int64_t kOfKeys = 4;  // how often there is something to ask for while kLanes keys are multiplied; of a value it is once
 constexpr int kColumns = kRegisters == 32 ? 4 : 2;  // vectors of values at a time, so that the sums stay in registers
 
 // out[row] += sum over keys of weights[row][key] * values[key], for `rows` rows and `columns` vectors. `before` is told of each
@@ -74,59 +75,119 @@ TG_INLINE void add_values(const Attention &form, const float *weights, const V *
   }
 }
 
-// S is what the cache has, T what it becomes.
-template <typename Q, typename T, typename S>
-void attend(const Attention &form, const Task &task, const Workspace &space, const Partial &partial, int64_t first,
-            int64_t last) {
-  const Q *query = reinterpret_cast<const Q *>(space.query);
-  const Cached of_keys = cached_keys(form, task.kv_head), of_values = cached_values(form, task.kv_head, form.value_lanes);
-  Rows walk(*form.group, task.segment, task.begin + first * kUnit);
-  int64_t around[2][kUnit];  // rows of a unit and of the next one
-  const auto find = [&](int64_t unit) {
-    const int64_t count = least(kUnit, task.end - task.begin - unit * kUnit);
-    for (int64_t i = 0; i < count; i++) around[unit & 1][i] = walk.next();
-    return count;
-  };
-  int64_t following = find(first);
-  for (int64_t i = 0; i < following; i++) {
-    ask_for<S>(of_keys, around[first & 1][i]);
-    ask_for<S>(of_values, around[first & 1][i]);
+#if defined(__AVX512BF16__)
+// The same for weights in bfloat16: products of two keys at a time. out[row] += sum over keys, for `rows` rows and 32 * chunks
+// columns; what is behind the last key has no weight.
+template <int rows, int chunks, typename F>
+TG_INLINE void add_pairs_block(const Bf16 *weights, const Bf16 *const *values, int64_t count, int64_t column, float *out,
+                               int64_t stride, const F &before) {
+  alignas(64) uint16_t low[32], high[32];
+  for (int i = 0; i < 16; i++) {
+    low[2 * i] = i, low[2 * i + 1] = i + 32;
+    high[2 * i] = i + 16, high[2 * i + 1] = i + 48;
   }
+  const __m512i of_low = _mm512_load_si512(low), of_high = _mm512_load_si512(high);
+  Vec total[rows][2 * chunks];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 16
+    for (int c = 0; c < 2 * chunks; c++) total[r][c] = load(out + r * stride + column + c * kLanes);
+  }
+  for (int64_t key = 0; key < count; key += 2) {
+    before(key, column);
+    before(key + 1, column);
+    const Bf16 *first = values[key] + column, *second = values[least(key + 1, count - 1)] + column;
+    __m512bh both[2 * chunks];
+#pragma GCC unroll 16
+    for (int c = 0; c < chunks; c++) {
+      const __m512i x = _mm512_loadu_si512(first + c * 32), y = _mm512_loadu_si512(second + c * 32);
+      both[2 * c] = (__m512bh)_mm512_permutex2var_epi16(x, of_low, y);
+      both[2 * c + 1] = (__m512bh)_mm512_permutex2var_epi16(x, of_high, y);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+      int32_t two;
+      memcpy(&two, weights + r * kUnit + key, sizeof two);
+      const __m512bh w = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 16
+      for (int c = 0; c < 2 * chunks; c++) total[r][c] = _mm512_dpbf16_ps(total[r][c], w, both[c]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 16
+    for (int c = 0; c < 2 * chunks; c++) store(out + r * stride + column + c * kLanes, total[r][c]);
+  }
+}
+
+// The same for all columns.
+template <int rows, typename F>
+TG_INLINE void add_values(const Attention &form, const Bf16 *weights, const Bf16 *const *values, int64_t count, float *out,
+                          const F &before) {
+  int64_t column = 0;
+  for (; column + 64 <= form.padded_value; column += 64) {
+    add_pairs_block<rows, 2>(weights, values, count, column, out, form.padded_value, before);
+  }
+  for (; column < form.padded_value; column += 32) {
+    add_pairs_block<rows, 1>(weights, values, count, column, out, form.padded_value, before);
+  }
+}
+#endif
+
+// S is what the cache has, T what it becomes, W what weights are multiplied as.
+template <typename Q, typename T, typename S, typename W = float>
+void attend(const Attention &form, const Task &task, const Workspace &space, const Partial &partial, int64_t first,
+            int64_t last, bool asked, const Task *then) {
+  const Q *query = reinterpret_cast<const Q *>(space.query);
+  const int64_t padded_value = sizeof(W) == 2 ? form.padded_value : form.value_lanes;
+  const Cached of_keys = cached_keys(form, task.kv_head), of_values = cached_values(form, task.kv_head, padded_value);
+  W *weights = reinterpret_cast<W *>(sizeof(W) == 2 ? space.weights : reinterpret_cast<char *>(space.scores));
+  Rows walk(*form.group, task.segment, task.begin + first * kUnit);
+  CacheUnit units[2];
+  units[first & 1].find(task, first, walk);
+  if (!asked) CacheAhead(form, task, units[first & 1], 1).ask();
   for (int64_t unit = first; unit < last; unit++) {
-    const int64_t key = task.begin + unit * kUnit, count = following;
+    const int64_t key = task.begin + unit * kUnit, count = units[unit & 1].count;
     const int64_t padded = round_up(count, kLanes);
-    int64_t *rows = around[unit & 1];
+    int64_t *rows = units[unit & 1].rows;
     for (int64_t i = count; i < padded; i++) rows[i] = rows[count - 1];  // read, then masked
-    const int64_t *next = around[(unit + 1) & 1];
-    following = unit + 1 < last ? find(unit + 1) : 0;
+    CacheUnit &next = units[(unit + 1) & 1];
+    next.count = 0;
+    const bool goes_on = unit + 1 < last || then == nullptr;
+    if (unit + 1 < last) {
+      next.find(task, unit + 1, walk);
+    } else if (then != nullptr) {
+      Rows other(*form.group, then->segment, then->begin);
+      next.find(*then, 0, other);
+    }
+    // Asked for piece by piece between products: more at once would have to wait.
+    CacheAhead ahead(form, goes_on ? task : *then, next,
+                     task.count * (padded / kLanes) * kOfKeys + count * ceil_div(task.count, 4));
     const T *keys[kUnit], *values[kUnit];
     locate<T, S>(of_keys, rows, padded, reinterpret_cast<T *>(space.keys), keys);
     locate<T, S>(of_values, rows, count, reinterpret_cast<T *>(space.values), values);
-    // The next unit is asked for piece by piece between the products of this one: more at once would have to wait.
     for (int64_t row = 0; row < task.count; row++) {
       float *scores = space.scores + row * kUnit;
       for (int64_t i = 0; i < padded; i += kLanes) {
-        if (row == 0) {
-          for (int64_t j = i; j < least(i + kLanes, following); j++) ask_for<S>(of_keys, next[j]);
-        }
+        for (int64_t j = 0; j < kOfKeys; j++) ahead.ask();
         store(scores + i, products(query + row * form.padded_dim, keys + i, form.padded_dim));
       }
     }
     for (int64_t row = 0; row < task.count; row += kLanes) {
-      float *scores = space.scores + row * kUnit;
-      weigh<float>(form, task, partial, row, least(kLanes, task.count - row), scores, scores, kUnit, key, count, padded);
+      weigh<W>(form, task, partial, row, least(kLanes, task.count - row), space.scores + row * kUnit, weights + row * kUnit,
+               kUnit, key, count, padded);
     }
     for (int64_t row = 0; row < task.count; row += 4) {
-      const float *weights = space.scores + row * kUnit;
+      const W *own = weights + row * kUnit;
       float *out = partial.out + row * form.padded_value;
-      const auto ask = [&](int64_t i, int64_t column) {
-        if (row == 0 && column == 0 && i < following) ask_for<S>(of_values, next[i]);
+      const auto ask = [&](int64_t, int64_t column) {
+        if (column == 0) ahead.ask();
       };
       switch (task.count - row) {
-        case 1: add_values<1>(form, weights, values, count, out, ask); break;
-        case 2: add_values<2>(form, weights, values, count, out, ask); break;
-        case 3: add_values<3>(form, weights, values, count, out, ask); break;
-        default: add_values<4>(form, weights, values, count, out, ask); break;
+        case 1: add_values<1>(form, own, values, count, out, ask); break;
+        case 2: add_values<2>(form, own, values, count, out, ask); break;
+        case 3: add_values<3>(form, own, values, count, out, ask); break;
+        default: add_values<4>(form, own, values, count, out, ask); break;
       }
     }
   }
@@ -153,12 +214,17 @@ void copy_queries(const Attention &form, const Task &task, const Run &run, char 
 }  // namespace
 
 void attend_by_vectors(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
-                       int64_t first, int64_t last) {
+                       int64_t first, int64_t last, bool asked, const Task *then) {
 #if defined(__AVX512BF16__)
   if (form.q_dtype == TG_BF16 && (form.cache_dtype == TG_BF16 || form.cache_dtype == TG_I8)) {
     copy_queries<Bf16, Bf16>(form, task, run, space.query);
-    if (form.cache_dtype == TG_I8) return attend<Bf16, Bf16, int8_t>(form, task, space, partial, first, last);
-    return attend<Bf16, Bf16, Bf16>(form, task, space, partial, first, last);
+    const bool integers = form.cache_dtype == TG_I8;
+    if (slow_pairs()) {
+      if (integers) return attend<Bf16, Bf16, int8_t>(form, task, space, partial, first, last, asked, then);
+      return attend<Bf16, Bf16, Bf16>(form, task, space, partial, first, last, asked, then);
+    }
+    if (integers) return attend<Bf16, Bf16, int8_t, Bf16>(form, task, space, partial, first, last, asked, then);
+    return attend<Bf16, Bf16, Bf16, Bf16>(form, task, space, partial, first, last, asked, then);
   }
 #endif
   if (form.q_dtype == TG_BF16) {
@@ -166,10 +232,10 @@ void attend_by_vectors(const Attention &form, const Task &task, const Run &run, 
   } else {
     copy_queries<float, float>(form, task, run, space.query);
   }
-  if (form.cache_dtype == TG_I8) return attend<float, float, int8_t>(form, task, space, partial, first, last);
-  if (form.cache_dtype == TG_BF16) return attend<float, Bf16, Bf16>(form, task, space, partial, first, last);
-  if (form.cache_dtype == TG_F16) return attend<float, Half, Half>(form, task, space, partial, first, last);
-  attend<float, float, float>(form, task, space, partial, first, last);
+  if (form.cache_dtype == TG_I8) return attend<float, float, int8_t>(form, task, space, partial, first, last, asked, then);
+  if (form.cache_dtype == TG_BF16) return attend<float, Bf16, Bf16>(form, task, space, partial, first, last, asked, then);
+  if (form.cache_dtype == TG_F16) return attend<float, Half, Half>(form, task, space, partial, first, last, asked, then);
+  attend<float, float, float>(form, task, space, partial, first, last, asked, then);
 }
 
 }  // namespace tg::TG_ISA

@@ -1,0 +1,60 @@
+// Asking for the keys and values of what comes next while there is something to do, so that memory is never idle.
+#pragma once
+
+#include "attention.h"
+
+namespace tg::TG_ISA {
+
+static_assert(kUnit == kFewUnit);
+
+// A unit's rows of the cache.
+struct CacheUnit {
+  int64_t rows[kFewUnit], count = 0;
+
+  void find(const Task &task, int64_t unit, Rows &walk) {
+    count = least(kFewUnit, task.end - task.begin - unit * kFewUnit);
+    for (int64_t i = 0; i < count; i++) rows[i] = walk.next();
+  }
+};
+
+// Asks for the keys and values of a unit's heads, row by row, so that memory is busy while there is something to do.
+class CacheAhead {
+ public:
+  // calls: how often `ask` will be called, at least.
+  CacheAhead(const Attention &form, const Task &task, const CacheUnit &unit, int64_t calls)
+      : begin_(unit.rows), row_(unit.rows), end_(unit.rows + unit.count), rate_(ceil_div(2 * unit.count * kOne, calls)) {
+    const int64_t size = form.cache_dtype == TG_I8 ? 1 : form.cache_dtype == TG_F32 ? 4 : 2;
+    now_ = {form.keys + task.kv_head * form.head_dim * size, task.heads * form.head_dim * size, form.key_stride * size};
+    then_ = {form.values + task.kv_head * form.value_dim * size, task.heads * form.value_dim * size, form.value_stride * size};
+  }
+  TG_INLINE void ask() {
+    for (credit_ += rate_; credit_ >= kOne; credit_ -= kOne) {
+      if (row_ == end_ && !turn()) return;
+      const char *from = now_.from + *row_++ * now_.stride;
+      for (int64_t at = 0; at < now_.bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+    }
+  }
+
+ private:
+  static constexpr int64_t kOne = 256;
+  struct Part {
+    const char *from;
+    int64_t bytes, stride;
+  };
+
+  // From keys to values, and from these to nothing.
+  bool turn() {
+    if (then_.from == nullptr) {
+      rate_ = credit_ = 0;
+      return false;
+    }
+    row_ = begin_, now_ = then_, then_.from = nullptr;
+    return row_ < end_;
+  }
+
+  const int64_t *begin_, *row_, *end_;
+  Part now_, then_;
+  int64_t rate_, credit_ = 0;  // rows that may be asked for at each call, and now
+};
+
+}  // namespace tg::TG_ISA
