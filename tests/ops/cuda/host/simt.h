@@ -263,13 +263,5 @@ INTRINSIC u32 pair_fma(u32 a, u32 b, u32 c, Number) {
     return pair;
 }
 
-// Bytes 0 to 3 are a's, 4 to 7 b's; four bits of the selector name each byte of what comes out.
-INTRINSIC u32 __byte_perm(u32 a, u32 b, u32 selector) {
-    const u64 both = u64{b} << 32 | a;
-    u32 out = 0;
-    for (u32 i = 0; i < 4; ++i) out |= static_cast<u32>(both >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
-    return out;
-}
-
 INTRINSIC void __threadfence() {}  // blocks run one after the other
 INTRINSIC Quad load_of_others(const void* from) { return *static_cast<const Quad*>(from); }
