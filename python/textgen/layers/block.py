@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from textgen.models.names import LayerNames
 from textgen.models.spec import DecoderSpec, LayerSpec, MlpSpec
 from textgen.ops import Attention, Ops
 
+Residual: TypeAlias = tuple[Tensor, Tensor | None]
+"""Both [tokens, hidden]: what is still to be added to the first waits for the norm that reads the sum."""
+
 
 @dataclass(frozen=True, slots=True)
 class Norms:
@@ -26,13 +30,19 @@ class Norms:
     after: Norm | None = None
     of_sum: Norm | None = None
 
-    def enter(self, x: Tensor) -> Tensor:
-        return x if self.before is None else self.before(x)
+    def enter(self, x: Tensor, added: Tensor | None) -> Tensor:
+        """What the part takes. x becomes x + added, in one pass with its norm."""
+        if self.before is not None:
+            return self.before(x) if added is None else self.before.of_sum(x, added)
+        return x if added is None else x.add_(added)
 
-    def join(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
+    def leave(self, x: Tensor, y: Tensor, factor: float) -> Residual:
         """x + factor * y; x is overwritten."""
-        x = x.add_(y if self.after is None else self.after(y), alpha=factor)
-        return x if self.of_sum is None else self.of_sum(x)
+        y = y if self.after is None else self.after(y)
+        if self.of_sum is None and factor == 1:
+            return x, y
+        x = x.add_(y, alpha=factor)
+        return x if self.of_sum is None else self.of_sum(x), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +57,17 @@ class Block:
     factor: float  # on what is added to the residual
 
     def __call__(
-        self, x: Tensor, rotation: Rotation | None, cache: LayerCache, rows: Tensor, attention: Attention
-    ) -> Tensor:
-        """x [tokens, hidden], overwritten."""
-        norms = self.attention_norms
-        normed = norms.enter(x)
+        self, residual: Residual, rotation: Rotation | None, cache: LayerCache, rows: Tensor, attention: Attention
+    ) -> Residual:
+        """The residual's tensors are overwritten."""
+        norms, (x, added) = self.attention_norms, residual
+        normed = norms.enter(x, added)
         if self.parallel:
-            added = self.mlp(normed if self.mlp_norms is None else self.mlp_norms.enter(x))
-            added.add_(self.attention(normed, rotation, cache, rows, attention))
-            return norms.join(x, added, self.factor)
-        x = norms.join(x, self.attention(normed, rotation, cache, rows, attention), self.factor)
+            y = self.mlp(normed if self.mlp_norms is None else self.mlp_norms.enter(x, None))
+            return norms.leave(x, y.add_(self.attention(normed, rotation, cache, rows, attention)), self.factor)
+        x, added = norms.leave(x, self.attention(normed, rotation, cache, rows, attention), self.factor)
         norms = self.mlp_norms or norms
-        return norms.join(x, self.mlp(norms.enter(x)), self.factor)
+        return norms.leave(x, self.mlp(norms.enter(x, added)), self.factor)
 
 
 def load_block(context: LoadContext, spec: DecoderSpec, layer: LayerSpec, names: LayerNames, ops: Ops) -> Block:

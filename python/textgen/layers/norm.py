@@ -25,6 +25,12 @@ class Norm:
             return self.ops.rms_norm(x, self.weight, self.spec.eps)
         return self.ops.layer_norm(x, self.weight, self.bias, self.spec.eps)
 
+    def of_sum(self, x: Tensor, added: Tensor) -> Tensor:
+        """Of x + added, which x becomes."""
+        if self.spec.kind == "rms":
+            return self.ops.add_rms_norm(added, x, self.weight, self.spec.eps)
+        return self(x.add_(added))
+
 
 def load_norm(context: LoadContext, name: str, size: int, spec: NormSpec, ops: Ops) -> Norm:
     """A norm of `size` numbers."""

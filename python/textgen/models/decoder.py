@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from textgen.layers.block import Block, load_block
+from textgen.layers.block import Block, Residual, load_block
 from textgen.layers.cache import LayerCache, Rotation
 from textgen.layers.embedding import Embedding, Head, load_embedding, load_head
 from textgen.layers.norm import Norm, load_norm
@@ -145,10 +145,12 @@ class Decoder:
         """[tokens, hidden] after the last layer, not yet normed; writes the cache."""
         x = self.embedding(batch.ids, batch.positions)
         rotations = [self._rotation(form, batch.positions, x) for form in self.rotary]
+        residual: Residual = x, None
         for layer, cache, rows, attention in zip(self.layers, caches, batch.rows, batch.attention, strict=True):
             rotation = None if layer.rotary is None else rotations[layer.rotary]
-            x = layer.block(x, rotation, cache, rows, attention)
-        return x
+            residual = layer.block(residual, rotation, cache, rows, attention)
+        x, added = residual
+        return x if added is None else x.add_(added)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] float32 from rows of `hidden`."""

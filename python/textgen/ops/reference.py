@@ -25,6 +25,11 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return (F.rms_norm(x.float(), size, None, eps) * weight).to(x.dtype)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """The norm of x + residual, which `residual` becomes. Both [tokens, size]."""
+    return rms_norm(residual.add_(x), weight, eps)
+
+
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / std * weight + bias (arXiv 1607.06450) over the last dimension; shapes and dtypes as `rms_norm`."""
     size = (x.shape[-1],)

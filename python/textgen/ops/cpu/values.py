@@ -225,6 +225,9 @@ class RecordedOps:
     def rms_norm(self, x: Any, weight: Tensor | None, eps: float) -> Any:
         return self._norm(x, affine_of(NormSpec(eps=eps), weight, None))
 
+    def add_rms_norm(self, x: Any, residual: Any, weight: Tensor | None, eps: float) -> Any:
+        return self.rms_norm(residual.add_(x), weight, eps)
+
     def layer_norm(self, x: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
         return self._norm(x, affine_of(NormSpec(eps=eps, kind="layer"), weight, bias))
 

@@ -1,7 +1,4 @@
-"""The operations of `Ops` by kernels of `csrc/cuda`; what has no kernel for its shape or dtype is the reference's.
-
-One operation is here that `Ops` has not, because a kernel does in one pass what are two there: `add_rms_norm`.
-"""
+"""The operations of `Ops` by kernels of `csrc/cuda`; what has no kernel for its shape or dtype is the reference's."""
 
 from __future__ import annotations
 
@@ -39,13 +36,12 @@ class CudaOps:
         return reference.rms_norm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """The norm of x + residual, which goes into `residual`. x, residual [tokens, size], residual contiguous."""
         if self._takes(x) and residual.is_contiguous() and residual.dtype == x.dtype and _is_weight(weight, x):
             rows, out = _as_rows(x), torch.empty_like(residual)
             into = residual.view(rows.shape)
             if launches.rms_norm(self._device, rows, weight, eps, out.view(rows.shape), into, into):
                 return out
-        return reference.rms_norm(residual.add_(x), weight, eps)
+        return reference.add_rms_norm(x, residual, weight, eps)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         tables = _tables(cos, sin)
