@@ -8,7 +8,7 @@ from benchmark.gpu.ceilings import Ceilings
 from benchmark.gpu.numbers import percentile
 from benchmark.gpu.places import Place
 from benchmark.gpu.shapes import read_bytes
-from benchmark.gpu.steps import BLOCK, Streams, make_runner, pages_of
+from benchmark.gpu.steps import BLOCK, Streams, warmed
 from benchmark.gpu.tasks import Collected, Found, Task
 from benchmark.report import Row
 from textgen.models.decoder import Decoder
@@ -22,23 +22,16 @@ OF_OTHERS = 0.7
 
 def measure(task: Task, place: Place, ceilings: Ceilings) -> Found:
     warm, steps = REHEARSED if place.rehearsal else (WARM, STEPS)
-    longest = task.context + warm + steps + BLOCK
-    runner = make_runner(task, max(task.batches), longest, max(task.batches))
     found = Collected()
-    for batch in task.batches:
-        if batch * pages_of(longest) > runner.bounds.num_pages:
-            found.notes.append(f"{task.model}: {batch} x {task.context} tokens find no room in the cache.")
-            continue
-        found.rows += _rows(task, runner, batch, ceilings, warm, steps)
+    for batch, runner, streams in warmed(task, warm, steps, found.notes):
+        found.rows += _rows(task, runner, streams, batch, ceilings, warm, steps)
     return found.found()
 
 
-def _rows(task: Task, runner: Runner, batch: int, ceilings: Ceilings, warm: int, steps: int) -> list[Row]:
+def _rows(
+    task: Task, runner: Runner, streams: Streams, batch: int, ceilings: Ceilings, warm: int, steps: int
+) -> list[Row]:
     case = f"{task.model}, {batch} x {task.context} tokens"
-    streams = Streams(runner, batch, task.context)
-    for _ in range(warm):
-        streams.step()
-    streams.end()
     times, begun = [], time.perf_counter()
     for _ in range(steps):
         before = time.perf_counter()
@@ -46,7 +39,6 @@ def _rows(task: Task, runner: Runner, batch: int, ceilings: Ceilings, warm: int,
         times.append(time.perf_counter() - before)
     streams.end()
     seconds = (time.perf_counter() - begun) / steps
-    streams.close()
     assert isinstance(runner.model, Decoder)
     positions = task.context + 1 + warm + steps / 2
     weights = read_bytes(runner.model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -116,6 +117,23 @@ def run_prompt(runner: Runner, tokens: int) -> float:
     assert isinstance(frame, Done), frame
     runner.slots.free(np.array([0]))
     return took
+
+
+def warmed(task: Task, warm: int, steps: int, notes: list[str]) -> Iterator[tuple[int, Runner, Streams]]:
+    """Each batch of the task with its streams, after `warm` steps and before `steps` more. notes: says which find no
+    room."""
+    longest = task.context + warm + steps + BLOCK
+    runner = make_runner(task, max(task.batches), longest, max(task.batches))
+    for batch in task.batches:
+        if batch * pages_of(longest) > runner.bounds.num_pages:
+            notes.append(f"{task.model}: {batch} x {task.context} tokens find no room in the cache.")
+            continue
+        streams = Streams(runner, batch, task.context)
+        for _ in range(warm):
+            streams.step()
+        streams.end()
+        yield batch, runner, streams
+        streams.close()
 
 
 def _greedy(slot: int, prompt: int) -> Admit:

@@ -11,7 +11,7 @@ from typing import Any
 from benchmark.gpu.ceilings import Ceilings
 from benchmark.gpu.numbers import gaps, idle_share
 from benchmark.gpu.places import Place
-from benchmark.gpu.steps import BLOCK, Streams, make_runner, pages_of
+from benchmark.gpu.steps import Streams, warmed
 from benchmark.gpu.tasks import Collected, Found, Task, report_name, stem
 from benchmark.report import Row
 
@@ -60,19 +60,9 @@ class Span:
 
 def measure(task: Task, place: Place, ceilings: Ceilings) -> Found:
     warm, steps = REHEARSED if place.rehearsal else (WARM, STEPS)
-    longest = task.context + warm + steps + BLOCK
-    runner = make_runner(task, max(task.batches), longest, max(task.batches))
     found = Collected()
-    for batch in task.batches:
-        if batch * pages_of(longest) > runner.bounds.num_pages:
-            found.notes.append(f"{task.model}: {batch} x {task.context} tokens find no room in the cache.")
-            continue
-        streams = Streams(runner, batch, task.context)
-        for _ in range(warm):
-            streams.step()
-        streams.end()
+    for batch, _, streams in warmed(task, warm, steps, found.notes):
         spans = profiled(streams, steps, place)
-        streams.close()
         case = f"{task.model}, {batch} x {task.context} tokens"
         busy = [(span.begin, span.end) for span in spans]
         bar = "ours < 3" if batch in BARRED else None
