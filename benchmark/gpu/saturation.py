@@ -23,8 +23,8 @@ from benchmark.report import Row
 if TYPE_CHECKING:
     from benchmark.serving.load import Request, Turn
 
-# Of ShareGPT's conversations the vLLM paper (arXiv 2309.06180, figure 11) tells mean lengths of 161 tokens in and 338
-# out. Both are drawn from log-normal distributions of these means, and cut off.
+# Tokens in and out, for chats such as ShareGPT's: both are drawn from log-normal distributions of these means, and cut
+# off. They are a choice of this benchmark, not measured of those conversations.
 MEANS, SIGMAS, MOST = (161.0, 338.0), (1.1, 0.9), (1024, 1024)
 LEAST = 4
 SEED = 10
@@ -92,8 +92,8 @@ def measure(task: Task, place: Place, ceilings: Ceilings) -> Found:
             raise NotMeasured(f"{error}; the server's last words: {_end(log)}") from None
     prompts, answers = (mean(column) for column in zip(*lengths(10_000), strict=True))
     found.notes.append(
-        f"Load: log-normal lengths, in the mean {prompts:.0f} tokens in and {answers:.0f} out (ShareGPT's as the vLLM "
-        f"paper tells them, cut off at {MOST[0]} and {MOST[1]}), greedy, a closed loop: each client asks again as soon "
+        f"Load: log-normal lengths, in the mean {prompts:.0f} tokens in and {answers:.0f} out (cut off at {MOST[0]} "
+        f"and {MOST[1]}), greedy, a closed loop: each client asks again as soon "
         "as it was answered, all begin at once, and the time until the last answer counts."
     )
     return found.found()
