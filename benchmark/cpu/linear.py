@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,9 @@ def main() -> None:
     )
     parser.add_argument("--library", type=Path, help="of `make -C csrc/cpu`, in place of the one in the extension")
     args = parser.parse_args()
+    if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is loaded; its threads would spin through our turns
+        again = [sys.executable, "-m", "benchmark.cpu.linear", *sys.argv[1:]]
+        os.execve(sys.executable, again, os.environ | {"OMP_WAIT_POLICY": "passive"})
     if args.busy:
         args.threads = 1
     clock = time.thread_time if args.busy else time.perf_counter

@@ -118,27 +118,28 @@ TG_INLINE bool as_floats() {
 #endif
 }
 
-// What a block of rows asks for while it is multiplied, step by step, of each panel that it reads. The only block asks for what it
-// comes to itself, far ahead and into the second-level cache: it waits for nothing but memory. One of several asks for its part of
-// the panel that follows, which all of them will read.
+#if defined(__AVX512F__)
+// sum, and of each number's four bytes the products. The instruction itself, since GCC carries the sums of its own function for it
+// from register to register, and some to memory and back, in each step of a loop.
+TG_INLINE __m512i add_bytes(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
+  return sum;
+}
+#endif
+
+// What a block of rows asks for while it is multiplied, step by step, of each panel that it reads, into the second-level cache. The
+// only block asks for what it comes to itself, far ahead: it waits for nothing but memory. One of several asks for its part of the
+// panel that follows, which all of them will read.
 struct Ahead {
   int64_t begin, apart;  // bytes behind the panel's first, and from step to step
-  bool only;
 
   // The block of `rows` rows from `row` on; a panel has `steps` steps.
   TG_INLINE Ahead(const Linear &job, int64_t row, int64_t rows, int64_t steps) {
     const int64_t blocks = ceil_div(job.rows, rows), bytes = job.weight->panel_bytes;
-    only = blocks == 1;
-    begin = only ? 4096 : bytes + row / rows * (bytes / blocks);
+    begin = blocks == 1 ? 4096 : bytes + row / rows * (bytes / blocks);
     apart = bytes / (steps * blocks);
   }
-  TG_INLINE void ask(const uint8_t *panel, int64_t step) const {
-    if (only) {
-      __builtin_prefetch(panel + begin + step * apart, 0, 2);
-    } else {
-      __builtin_prefetch(panel + begin + step * apart, 0, 3);
-    }
-  }
+  TG_INLINE void ask(const uint8_t *panel, int64_t step) const { __builtin_prefetch(panel + begin + step * apart, 0, 2); }
 };
 
 // Brings rows of x into form; the caller sees to it that all rows are ready before they are multiplied. (linear_prepare.cpp)

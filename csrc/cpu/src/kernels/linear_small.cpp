@@ -6,8 +6,8 @@
 namespace tg::TG_ISA {
 namespace {
 
-// Units are the same four inputs of 16 outputs, a byte each, below 64. Small multiplies them by four bytes of x; sums may stay
-// narrow for some steps, then `flush` is called.
+// Units are the same four inputs of 16 outputs, a byte each, below 64. Small multiplies them by four bytes of x, which `spread`
+// reads; sums may stay narrow for some steps, then `flush` is called.
 #if defined(__AVX512F__)
 struct Units {
   __m512i bytes;
@@ -18,10 +18,13 @@ struct Small {
     __m512i sum;
   };
   TG_INLINE static Acc start(int32_t first) { return {_mm512_set1_epi32(first)}; }
-  TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
+  TG_INLINE static __m512i spread(const char *x) {
     int32_t four;
     memcpy(&four, x, 4);
-    acc.sum = _mm512_dpbusd_epi32(acc.sum, units.bytes, _mm512_set1_epi32(four));
+    return _mm512_set1_epi32(four);
+  }
+  TG_INLINE static void step(Acc &acc, const Units &units, __m512i four) {
+    acc.sum = add_bytes(acc.sum, units.bytes, four);
   }
   TG_INLINE static void flush(Acc &) {}
   TG_INLINE static void finish(const Acc &acc, Vec *sums) { sums[0] = _mm512_cvtepi32_ps(acc.sum); }
@@ -58,11 +61,14 @@ struct Small {
     const __m256i zero = _mm256_setzero_si256(), each = _mm256_set1_epi32(first);
     return {{zero, zero}, {each, each}};
   }
-  TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
+  TG_INLINE static __m256i spread(const char *x) {
     int32_t four;
     memcpy(&four, x, 4);
+    return _mm256_set1_epi32(four);
+  }
+  TG_INLINE static void step(Acc &acc, const Units &units, __m256i four) {
     for (int h = 0; h < 2; h++) {
-      acc.narrow[h] = _mm256_add_epi16(acc.narrow[h], _mm256_maddubs_epi16(units.half[h], _mm256_set1_epi32(four)));
+      acc.narrow[h] = _mm256_add_epi16(acc.narrow[h], _mm256_maddubs_epi16(units.half[h], four));
     }
   }
   TG_INLINE static void flush(Acc &acc) {
@@ -115,8 +121,10 @@ struct Small {
     const int32x4_t each = vdupq_n_s32(first);
     return {{each, each, each, each}};
   }
-  TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
-    const int8x8_t four = vreinterpret_s8_s32(vld1_lane_s32(reinterpret_cast<const int32_t *>(x), vdup_n_s32(0), 0));
+  TG_INLINE static int8x8_t spread(const char *x) {
+    return vreinterpret_s8_s32(vld1_lane_s32(reinterpret_cast<const int32_t *>(x), vdup_n_s32(0), 0));
+  }
+  TG_INLINE static void step(Acc &acc, const Units &units, int8x8_t four) {
     for (int part = 0; part < 4; part++) {
       acc.part[part] = vdotq_lane_s32(acc.part[part], vreinterpretq_s8_u8(units.part[part]), four, 0);
     }
@@ -162,6 +170,7 @@ struct Small {
     for (int o = 0; o < kPanel; o++) acc.sum[o] = first;
     return acc;
   }
+  TG_INLINE static const char *spread(const char *x) { return x; }
   TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
     for (int o = 0; o < kPanel; o++) {
       for (int i = 0; i < 4; i++) acc.sum[o] += units.bytes[o * 4 + i] * static_cast<int8_t>(x[i]);
@@ -285,6 +294,7 @@ using Q6K = Blocks<2, 16, false, 2>;
 // The sums of kRows rows from `row` on and of the panels panel, panel + apart, ...
 template <typename Form, int kRows, int kStreams>
 void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
+  constexpr int kBeside = kStreams < 2 ? 1 : 2;  // streams whose units are in registers together, for which each part of x is read once
   const tg_weight *weight = job.weight;
   const int64_t groups = Form::groups(weight), pairs = Form::pairs(weight), bytes = Form::record_bytes(weight);
   const uint8_t *record[kStreams], *begin[kStreams];
@@ -308,14 +318,21 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
 #pragma GCC unroll 4
         for (int64_t p = first; p < first + Form::kFlush / 2; p++) {
 #pragma GCC unroll 8
-          for (int s = 0; s < kStreams; s++) {
-            Units low, high;
-            Form::pair(record[s], group * pairs + p, low, high);
-            ahead.ask(begin[s], step + p);
+          for (int s = 0; s < kStreams; s += kBeside) {
+            Units low[kBeside], high[kBeside];
+#pragma GCC unroll 2
+            for (int i = 0; i < kBeside; i++) {
+              Form::pair(record[s + i], group * pairs + p, low[i], high[i]);
+              ahead.ask(begin[s + i], step + p);
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; r++) {
-              Small::step(acc[r][s], low, x + r * job.x.row_bytes + p * 8);
-              Small::step(acc[r][s], high, x + r * job.x.row_bytes + p * 8 + 4);
+              const char *eight = x + r * job.x.row_bytes + p * 8;
+              const auto first_four = Small::spread(eight), second_four = Small::spread(eight + 4);
+#pragma GCC unroll 2
+              for (int i = 0; i < kBeside; i++) Small::step(acc[r][s + i], low[i], first_four);
+#pragma GCC unroll 2
+              for (int i = 0; i < kBeside; i++) Small::step(acc[r][s + i], high[i], second_four);
             }
           }
         }

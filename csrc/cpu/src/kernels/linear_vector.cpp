@@ -77,7 +77,7 @@ struct Bytes {
   TG_INLINE static void dot(Acc &acc, __m512i weight, const char *x) {
     int32_t unit;
     memcpy(&unit, x, 4);
-    acc.sum = _mm512_dpbusd_epi32(acc.sum, weight, _mm512_set1_epi32(unit));
+    acc.sum = add_bytes(acc.sum, weight, _mm512_set1_epi32(unit));
   }
   TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) { dot(acc, _mm512_loadu_si512(weight), x); }
 };
