@@ -106,7 +106,7 @@ class Tasks {
     const int64_t rows = step_.lengths[task_.segment] * form_.share;
     task_.many = form_.pairs && rows > kRows;
     task_.few = form_.pairs && kHasTiles && rows <= kRows;
-    task_.heads = task_.few ? form_.together : 1;
+    task_.heads = task_.many ? 1 : form_.together;
     size_ = task_.many ? kManyRows : kRows;
     tiles_ = ceil_div(rows, size_);
     task_.token = step_.offsets[task_.segment];
@@ -126,7 +126,7 @@ class Tasks {
     } else if (task_.many) {
       task_.weight = kHasTiles ? 1500 + 90 * task_.count : 2500 + 700 * task_.count;
     } else {
-      task_.weight = 100 + 350 * task_.count;
+      task_.weight = (100 + 350 * task_.count) * task_.heads;
     }
   }
 
@@ -139,7 +139,7 @@ class Tasks {
 // Heads of the cache that are worked on together: rows of all of them are read one after the other, as they lie, but there
 // must be enough tasks for all workers.
 int64_t heads_together(const Attention &form, const tg_step &step, int64_t workers) {
-  if (!form.pairs || !kHasTiles) return 1;
+  if (!form.pairs) return 1;
   int64_t units = 0;
   for (int64_t i = 0; i < step.segments; i++) {
     if (step.lengths[i] * form.share <= kRows) units += ceil_div(step.starts[i] + step.lengths[i], kFewUnit);
@@ -190,12 +190,13 @@ struct Cuts {
 };
 
 void clear(const Attention &form, const Task &task, const Partial &partial) {
-  const int64_t rows = task.few ? task.heads * kRows : task.count;
-  for (int64_t row = 0; row < rows; row++) {
-    partial.top[row] = kNever;
-    partial.total[row] = 0;
-  }
-  memset(partial.out, 0, round_up(rows, task.many ? 32 : 1) * form.padded_value * sizeof(float));
+  each_head(form, task, partial, [&](const Task &one, const Partial &own) {
+    for (int64_t row = 0; row < one.count; row++) {
+      own.top[row] = kNever;
+      own.total[row] = 0;
+    }
+    memset(own.out, 0, round_up(one.count, one.many ? 32 : 1) * form.padded_value * sizeof(float));
+  });
 }
 
 template <typename T>
@@ -221,15 +222,17 @@ void write_out(const Attention &form, const Task &task, const Run &run, const Pa
 
 // Adds what another worker has found of the same rows.
 void join(const Attention &form, const Task &task, const Partial &into, const Partial &from) {
-  for (int64_t row = 0; row < (task.few ? task.heads * kRows : task.count); row++) {
-    const float top = __builtin_fmaxf(into.top[row], from.top[row]);
-    if (top == kNever) continue;
-    const float mine = exp2_one(into.top[row] - top), other = exp2_one(from.top[row] - top);
-    into.top[row] = top;
-    into.total[row] = into.total[row] * mine + from.total[row] * other;
-    float *to = into.out + row * form.padded_value;
-    const float *add = from.out + row * form.padded_value;
-    for (int64_t i = 0; i < form.value_lanes; i += kLanes) store(to + i, load(to + i) * mine + load(add + i) * other);
+  for (int64_t head = 0; head < task.heads; head++) {
+    for (int64_t row = head * kRows; row < head * kRows + task.count; row++) {
+      const float top = __builtin_fmaxf(into.top[row], from.top[row]);
+      if (top == kNever) continue;
+      const float mine = exp2_one(into.top[row] - top), other = exp2_one(from.top[row] - top);
+      into.top[row] = top;
+      into.total[row] = into.total[row] * mine + from.total[row] * other;
+      float *to = into.out + row * form.padded_value;
+      const float *add = from.out + row * form.padded_value;
+      for (int64_t i = 0; i < form.value_lanes; i += kLanes) store(to + i, load(to + i) * mine + load(add + i) * other);
+    }
   }
 }
 

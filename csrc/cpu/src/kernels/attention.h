@@ -12,7 +12,7 @@ namespace tg::TG_ISA {
 
 constexpr int64_t kUnit = 64;        // keys of a unit of vector code
 constexpr int64_t kManyUnit = 128;   // keys of a unit of packed code
-constexpr int64_t kRows = 16;        // rows of a task of vector code, or of a head in one of tile code with few rows
+constexpr int64_t kRows = 16;        // rows of a head in a task of few, by vector or by tile code
 constexpr int64_t kFewUnit = 64;     // keys of a unit of that
 constexpr int64_t kManyRows = 128;   // rows of a task of packed code
 constexpr int64_t kMostWorkers = 256;
@@ -44,7 +44,7 @@ struct Attention {
   const float *slopes, *sinks, *biases;
   float scale, cap;
   const tg_group *group;
-  int64_t together;  // heads of a task of few rows
+  int64_t together;  // heads of such a task
   bool pairs;  // bfloat16 throughout, on a machine that multiplies pairs of such numbers, or tiles of pairs
 
   TG_INLINE bool is_plain() const { return cap == 0 && slopes == nullptr && biases == nullptr && scale > 0; }

@@ -134,14 +134,40 @@ TG_INLINE void add_values(const Attention &form, const Bf16 *weights, const Bf16
 }
 #endif
 
+// The task's queries in whole vectors; products of two bfloat16 keep theirs as they are.
+template <typename Q, typename T>
+void copy_queries(const Attention &form, const Task &task, const Run &run, Q *to) {
+  for (int64_t row = 0; row < task.count; row++) {
+    const int64_t at = task.first + row, head = task.kv_head * form.share + at % form.share;
+    const T *from = run.row<T>(form.q, task.token + at / form.share) + head * form.head_dim;
+    Q *query = to + row * form.padded_dim;
+    for (int64_t i = 0; i < form.head_dim; i++) {
+      if constexpr (sizeof(Q) == sizeof(T)) {
+        query[i] = from[i];
+      } else {
+        query[i] = to_float(from[i]);
+      }
+    }
+    memset(query + form.head_dim, 0, (form.padded_dim - form.head_dim) * sizeof(Q));
+  }
+}
+
+template <typename Q>
+void take_queries(const Attention &form, const Task &task, const Run &run, Q *to) {
+  if (form.q_dtype == TG_BF16) return copy_queries<Q, Bf16>(form, task, run, to);
+  if constexpr (sizeof(Q) == 4) copy_queries<Q, float>(form, task, run, to);
+}
+
 // S is what the cache has, T what it becomes, W what weights are multiplied as.
 template <typename Q, typename T, typename S, typename W = float>
-void attend(const Attention &form, const Task &task, const Workspace &space, const Partial &partial, int64_t first,
+void attend(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial, int64_t first,
             int64_t last, bool asked, const Task *then) {
-  const Q *query = reinterpret_cast<const Q *>(space.query);
   const int64_t padded_value = sizeof(W) == 2 ? form.padded_value : form.value_lanes;
-  const Cached of_keys = cached_keys(form, task.kv_head), of_values = cached_values(form, task.kv_head, padded_value);
   W *weights = reinterpret_cast<W *>(sizeof(W) == 2 ? space.weights : reinterpret_cast<char *>(space.scores));
+  const auto query_of = [&](const Task &one) {
+    return reinterpret_cast<Q *>(space.query) + (one.kv_head - task.kv_head) * kRows * form.padded_dim;
+  };
+  each_head(form, task, partial, [&](const Task &one, const Partial &) { take_queries(form, one, run, query_of(one)); });
   Rows walk(*form.group, task.segment, task.begin + first * kUnit);
   CacheUnit units[2];
   units[first & 1].find(task, first, walk);
@@ -162,52 +188,37 @@ void attend(const Attention &form, const Task &task, const Workspace &space, con
     }
     // Asked for piece by piece between products: more at once would have to wait.
     CacheAhead ahead(form, goes_on ? task : *then, next,
-                     task.count * (padded / kLanes) * kOfKeys + count * ceil_div(task.count, 4));
-    const T *keys[kUnit], *values[kUnit];
-    locate<T, S>(of_keys, rows, padded, reinterpret_cast<T *>(space.keys), keys);
-    locate<T, S>(of_values, rows, count, reinterpret_cast<T *>(space.values), values);
-    for (int64_t row = 0; row < task.count; row++) {
-      float *scores = space.scores + row * kUnit;
-      for (int64_t i = 0; i < padded; i += kLanes) {
-        for (int64_t j = 0; j < kOfKeys; j++) ahead.ask();
-        store(scores + i, products(query + row * form.padded_dim, keys + i, form.padded_dim));
+                     task.heads * (task.count * (padded / kLanes) * kOfKeys + count * ceil_div(task.count, 4)));
+    each_head(form, task, partial, [&](const Task &one, const Partial &own) {
+      const Cached of_keys = cached_keys(form, one.kv_head), of_values = cached_values(form, one.kv_head, padded_value);
+      const T *keys[kUnit], *values[kUnit];
+      locate<T, S>(of_keys, rows, padded, reinterpret_cast<T *>(space.keys), keys);
+      locate<T, S>(of_values, rows, count, reinterpret_cast<T *>(space.values), values);
+      for (int64_t row = 0; row < one.count; row++) {
+        float *scores = space.scores + row * kUnit;
+        for (int64_t i = 0; i < padded; i += kLanes) {
+          for (int64_t j = 0; j < kOfKeys; j++) ahead.ask();
+          store(scores + i, products(query_of(one) + row * form.padded_dim, keys + i, form.padded_dim));
+        }
       }
-    }
-    for (int64_t row = 0; row < task.count; row += kLanes) {
-      weigh<W>(form, task, partial, row, least(kLanes, task.count - row), space.scores + row * kUnit, weights + row * kUnit,
-               kUnit, key, count, padded);
-    }
-    for (int64_t row = 0; row < task.count; row += 4) {
-      const W *own = weights + row * kUnit;
-      float *out = partial.out + row * form.padded_value;
-      const auto ask = [&](int64_t, int64_t column) {
-        if (column == 0) ahead.ask();
-      };
-      switch (task.count - row) {
-        case 1: add_values<1>(form, own, values, count, out, ask); break;
-        case 2: add_values<2>(form, own, values, count, out, ask); break;
-        case 3: add_values<3>(form, own, values, count, out, ask); break;
-        default: add_values<4>(form, own, values, count, out, ask); break;
+      for (int64_t row = 0; row < one.count; row += kLanes) {
+        weigh<W>(form, one, own, row, least(kLanes, one.count - row), space.scores + row * kUnit, weights + row * kUnit,
+                 kUnit, key, count, padded);
       }
-    }
-  }
-}
-
-// The task's queries in whole vectors; products of two bfloat16 keep theirs as they are.
-template <typename Q, typename T>
-void copy_queries(const Attention &form, const Task &task, const Run &run, char *to) {
-  for (int64_t row = 0; row < task.count; row++) {
-    const int64_t at = task.first + row, head = task.kv_head * form.share + at % form.share;
-    const T *from = run.row<T>(form.q, task.token + at / form.share) + head * form.head_dim;
-    Q *query = reinterpret_cast<Q *>(to) + row * form.padded_dim;
-    for (int64_t i = 0; i < form.head_dim; i++) {
-      if constexpr (sizeof(Q) == sizeof(T)) {
-        query[i] = from[i];
-      } else {
-        query[i] = to_float(from[i]);
+      for (int64_t row = 0; row < one.count; row += 4) {
+        const W *weight = weights + row * kUnit;
+        float *out = own.out + row * form.padded_value;
+        const auto ask = [&](int64_t, int64_t column) {
+          if (column == 0) ahead.ask();
+        };
+        switch (one.count - row) {
+          case 1: add_values<1>(form, weight, values, count, out, ask); break;
+          case 2: add_values<2>(form, weight, values, count, out, ask); break;
+          case 3: add_values<3>(form, weight, values, count, out, ask); break;
+          default: add_values<4>(form, weight, values, count, out, ask); break;
+        }
       }
-    }
-    memset(query + form.head_dim, 0, (form.padded_dim - form.head_dim) * sizeof(Q));
+    });
   }
 }
 
@@ -217,25 +228,19 @@ void attend_by_vectors(const Attention &form, const Task &task, const Run &run, 
                        int64_t first, int64_t last, bool asked, const Task *then) {
 #if defined(__AVX512BF16__)
   if (form.q_dtype == TG_BF16 && (form.cache_dtype == TG_BF16 || form.cache_dtype == TG_I8)) {
-    copy_queries<Bf16, Bf16>(form, task, run, space.query);
     const bool integers = form.cache_dtype == TG_I8;
     if (slow_pairs()) {
-      if (integers) return attend<Bf16, Bf16, int8_t>(form, task, space, partial, first, last, asked, then);
-      return attend<Bf16, Bf16, Bf16>(form, task, space, partial, first, last, asked, then);
+      if (integers) return attend<Bf16, Bf16, int8_t>(form, task, run, space, partial, first, last, asked, then);
+      return attend<Bf16, Bf16, Bf16>(form, task, run, space, partial, first, last, asked, then);
     }
-    if (integers) return attend<Bf16, Bf16, int8_t, Bf16>(form, task, space, partial, first, last, asked, then);
-    return attend<Bf16, Bf16, Bf16, Bf16>(form, task, space, partial, first, last, asked, then);
+    if (integers) return attend<Bf16, Bf16, int8_t, Bf16>(form, task, run, space, partial, first, last, asked, then);
+    return attend<Bf16, Bf16, Bf16, Bf16>(form, task, run, space, partial, first, last, asked, then);
   }
 #endif
-  if (form.q_dtype == TG_BF16) {
-    copy_queries<float, Bf16>(form, task, run, space.query);
-  } else {
-    copy_queries<float, float>(form, task, run, space.query);
-  }
-  if (form.cache_dtype == TG_I8) return attend<float, float, int8_t>(form, task, space, partial, first, last, asked, then);
-  if (form.cache_dtype == TG_BF16) return attend<float, Bf16, Bf16>(form, task, space, partial, first, last, asked, then);
-  if (form.cache_dtype == TG_F16) return attend<float, Half, Half>(form, task, space, partial, first, last, asked, then);
-  attend<float, float, float>(form, task, space, partial, first, last, asked, then);
+  if (form.cache_dtype == TG_I8) return attend<float, float, int8_t>(form, task, run, space, partial, first, last, asked, then);
+  if (form.cache_dtype == TG_BF16) return attend<float, Bf16, Bf16>(form, task, run, space, partial, first, last, asked, then);
+  if (form.cache_dtype == TG_F16) return attend<float, Half, Half>(form, task, run, space, partial, first, last, asked, then);
+  attend<float, float, float>(form, task, run, space, partial, first, last, asked, then);
 }
 
 }  // namespace tg::TG_ISA
