@@ -83,21 +83,72 @@ void replace(char *begin, int64_t bytes) {
   reserve.end = begin + bytes;
 }
 
+// Whole huge pages; `bytes` are such.
+char *create_pages(int64_t bytes) {
+  char *room = take(bytes);
+  return room != nullptr ? room : map(bytes, 0);  // more than there can be is refused now, not when it is touched
+}
+
+// What is smaller than a huge page shares some with others, one behind the other, which go back together when all are gone.
+class Shelves {
+ public:
+  void *create(int64_t bytes) {
+    pthread_mutex_lock(&lock_);
+    void *place = put(round_up(bytes, kAlign));
+    pthread_mutex_unlock(&lock_);
+    return place;
+  }
+  void destroy(void *place) {
+    pthread_mutex_lock(&lock_);
+    drop(static_cast<char *>(place));
+    pthread_mutex_unlock(&lock_);
+  }
+
+ private:
+  static constexpr int64_t kAlign = 64, kBytes = 8 * kHugePage;
+  struct Shelf {
+    char *begin;
+    int64_t used, things;
+    Shelf *before;
+  };
+
+  void *put(int64_t bytes) {
+    if (last_ == nullptr || last_->used + bytes > kBytes) {
+      Shelf *shelf = static_cast<Shelf *>(malloc(sizeof(Shelf)));
+      char *begin = shelf == nullptr ? nullptr : create_pages(kBytes);
+      if (begin == nullptr) return free(shelf), nullptr;
+      *shelf = {begin, 0, 0, last_};
+      last_ = shelf;
+    }
+    char *place = last_->begin + last_->used;
+    last_->used += bytes;
+    last_->things++;
+    return place;
+  }
+
+  void drop(const char *place) {
+    Shelf **link = &last_;
+    while (place < (*link)->begin || place >= (*link)->begin + kBytes) link = &(*link)->before;
+    Shelf *shelf = *link;
+    if (--shelf->things > 0) return;
+    *link = shelf->before;
+    munmap(shelf->begin, kBytes);
+    free(shelf);
+  }
+
+  pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
+  Shelf *last_ = nullptr;
+};
+Shelves shelves;
+
 }  // namespace
 
 void *room_create(int64_t bytes) {
-  if (bytes < kHugePage) {
-    void *memory = aligned_alloc(64, round_up(bytes, 64));
-    if (memory != nullptr) memset(memory, 0, bytes);
-    return memory;
-  }
-  const int64_t whole = round_up(bytes, kHugePage);
-  char *room = take(whole);
-  return room != nullptr ? room : map(whole, 0);  // more than there can be is refused now, not when it is touched
+  return bytes < kHugePage ? shelves.create(bytes) : create_pages(round_up(bytes, kHugePage));
 }
 
 void room_destroy(void *room, int64_t bytes) {
-  if (bytes < kHugePage) return free(room);
+  if (bytes < kHugePage) return shelves.destroy(room);
   munmap(room, round_up(bytes, kHugePage));
 }
 

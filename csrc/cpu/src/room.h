@@ -5,7 +5,8 @@
 
 namespace tg {
 
-// Zeros, `bytes` > 0; NULL where there is no memory. Large rooms are pages that nobody has touched, or come out of the reserve.
+// Zeros, `bytes` > 0; NULL where there is no memory. Large rooms are pages that nobody has touched, or come out of the
+// reserve; small ones share such.
 void *room_create(int64_t bytes);
 void room_destroy(void *room, int64_t bytes);
 

@@ -67,6 +67,26 @@ def test_weights_lie_where_pages_were_made_and_begin_as_zeros(reserve: Reserve) 
         assert bytes(ctypes.string_at(address, size)) == bytes(size)
 
 
+def test_small_weights_share_huge_pages_until_all_are_gone() -> None:
+    library, rng = kernels(), random.Random(2)
+    held = [library.weight(BF16, 16 * rng.randint(1, 40), 32 * rng.randint(1, 40)) for _ in range(200)]
+    places = sorted(map(library.memory, held))
+    for (address, size), (following, _) in zip(places, places[1:], strict=False):
+        assert address % 64 == 0 and address + size <= following
+        assert following // HUGE - address // HUGE < 2 or following % HUGE == 0  # in line, or where the next pages begin
+    assert len({address // HUGE for address, _ in places}) < 60
+    for number, (address, size) in enumerate(places):
+        assert bytes(ctypes.string_at(address, size)) == bytes(size)
+        ctypes.memset(address, number % 256, size)
+    rng.shuffle(held)
+    for _ in range(120):
+        places.remove(library.memory(held.pop()))
+        left, size = rng.choice(places)
+        assert len(set(ctypes.string_at(left, size))) == 1
+    held += [library.weight(BF16, 16, 32) for _ in range(50)]
+    assert all(bytes(ctypes.string_at(*library.memory(weight))) == bytes(1024) for weight in held[-50:])
+
+
 def test_what_is_too_large_for_the_reserve_has_memory_of_its_own(reserve: Reserve) -> None:
     reserve(4 * HUGE)
     library = kernels()
