@@ -52,6 +52,7 @@ namespace {
 #if defined(__x86_64__)
 struct Features {
   bool avx2 = false, avx512vnni = false, avx512 = false, amx = false;
+  bool reads_many = true;
   bool slow_pairs = false;  // a product of pairs in bfloat16 takes longer than the two of float32 that it stands for
 };
 
@@ -71,9 +72,12 @@ Features detect() {
   Features found;
   uint32_t a, b, c, d;
   if (__get_cpuid(0, &a, &b, &c, &d) == 0) return found;
-  constexpr uint32_t kIntel = 0x756e6547;  // "Genu"; measured where a hypervisor hides the tiles (docs/cpu.md)
+  constexpr uint32_t kIntel = 0x756e6547, kAmd = 0x68747541;  // "Genu", "Auth"; what follows from it was measured (docs/cpu.md)
   found.slow_pairs = b == kIntel;
+  const bool amd = b == kAmd;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0) return found;
+  constexpr uint32_t kZen5 = 0x1a;  // the family
+  found.reads_many = !amd || (a >> 8 & 0xf) + (a >> 20 & 0xff) < kZen5;
   constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kF16c = 1u << 29;
   if ((c & kFma) == 0 || (c & kOsxsave) == 0 || (c & kF16c) == 0) return found;
   const uint64_t state = saved_state();
@@ -151,6 +155,14 @@ const Entry entries[] = {
 };
 
 }  // namespace
+
+bool reads_many() {
+#if defined(__x86_64__)
+  return features().reads_many;
+#else
+  return true;
+#endif
+}
 
 bool slow_pairs() {
 #if defined(__x86_64__)

@@ -12,7 +12,7 @@ void run_linear(const tg_op &op, const Run &run) {
   const tg_buffer &x = run.buffer(op.args[2]), &y = run.buffer(op.args[3]);
   const int64_t rows = run.rows(op.args[3]);
   if (rows == 0) return;
-  const bool tiles = by_tiles(weight, rows);
+  const bool tiles = by_tiles(weight, rows), as_it_is = !tiles && op.args[2] != op.args[3] && is_prepared(weight, x);
   const Layout layout = layout_of(weight, rows);
   // One row is prepared by each worker for itself: that takes less time than to meet.
   const bool alone = rows == 1, own = tiles && rows >= kOwnRows * run.workers;
@@ -23,8 +23,8 @@ void run_linear(const tg_op &op, const Run &run) {
     share = run.share(ceil_div(rows, 32));
     share = {share.begin * 32, least(share.end * 32, rows)};
   }
-  prepare_rows(weight, x, share, tiles, space, layout);
-  if (!alone && !own) run.barrier();
+  if (!as_it_is) prepare_rows(weight, x, share, tiles, space, layout);
+  if (!alone && !own && !as_it_is) run.barrier();
 
   Linear job = {};
   job.weight = weight;
@@ -35,7 +35,12 @@ void run_linear(const tg_op &op, const Run &run) {
   job.first = own ? share.begin : 0;
   job.rows = own ? share.end : rows;
   job.add = (op.flags & TG_ADD) != 0;
-  take_prepared(job, space, layout);
+  if (as_it_is) {
+    job.x.values = static_cast<const char *>(x.address);
+    job.x.row_bytes = x.stride * (x.dtype == TG_BF16 ? 2 : 4);
+  } else {
+    take_prepared(job, space, layout);
+  }
   job.panels = own ? Share{0, weight->panels} : run.share(weight->panels);
   if (tiles) {
     multiply_tiles(job, run.scratch);

@@ -401,7 +401,7 @@ template <typename Form>
 void multiply_by(const Linear &job) {
   int64_t panel = job.panels.begin;
   if constexpr (kLanes == 16) {
-    if (job.rows == 1) panel = streams_by<Form, Form::kStreams>(job, panel);
+    if (reads_many() && job.rows == 1) panel = streams_by<Form, Form::kStreams>(job, panel);
     panel = streams_by<Form, 2>(job, panel);
   }
   streams_by<Form, 1>(job, panel);
