@@ -83,7 +83,8 @@ def test_two_ranks_equal_transformers(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     for rank in ranks:
-        assert rank.communicate(timeout=100)[0].splitlines()[: len(CASES)] == HELD
+        said = [line for line in rank.communicate(timeout=100)[0].splitlines() if not line.startswith("[Gloo]")]
+        assert said[: len(CASES)] == HELD
     for name, reference in references.items():
         expected, sure = reference_logits(reference, TOKENS), well_chosen(reference, TOKENS)
         for number in range(2):

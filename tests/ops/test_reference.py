@@ -188,10 +188,15 @@ def test_the_activation_of_gpt_oss() -> None:
     torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.parametrize("has_one", [True, False], ids=["torch's", "of torch before 2.10"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_products_are_one_product_a_group(dtype: torch.dtype) -> None:
+def test_grouped_products_are_one_product_a_group(
+    dtype: torch.dtype, has_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Groups of any size, none among them."""
     rng = fresh_rng()
+    if not has_one:
+        monkeypatch.delattr(torch.nn.functional, "grouped_mm", raising=False)
     counts = [0, *(rng.choice([0, 1, 3, 17]) for _ in range(6)), 2]
     x, weights = torch.randn(sum(counts), 24, dtype=dtype), torch.randn(len(counts), 40, 24, dtype=dtype)
     ours = reference.grouped_linear(x, weights, torch.tensor(counts).cumsum(0).to(torch.int32))

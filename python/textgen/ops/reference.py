@@ -141,11 +141,22 @@ def grouped_linear(
     multiples of 16 bytes.
     """
     x = x if sources is None else x.index_select(0, sources)
-    y: Tensor = F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+    y = _grouped_product(x, weights, ends)
     if biases is None:
         return y
     group = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
     return y.add_(biases.index_select(0, group))
+
+
+def _grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    if hasattr(F, "grouped_mm"):
+        together: Tensor = F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+        return together
+    y, begin = x.new_empty(len(x), weights.shape[1]), 0
+    for weight, end in zip(weights, ends.tolist(), strict=True):  # torch before 2.10
+        torch.mm(x[begin:end], weight.T, out=y[begin:end])
+        begin = end
+    return y
 
 
 def weighted_sum(y: Tensor, places: Tensor, shares: Tensor) -> Tensor:
