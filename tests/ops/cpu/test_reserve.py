@@ -73,9 +73,7 @@ def test_small_weights_share_huge_pages_until_all_are_gone() -> None:
     places = sorted(map(library.memory, held))
     for (address, size), (following, _) in zip(places, places[1:], strict=False):
         assert address % 64 == 0 and address + size <= following
-        assert (
-            following // HUGE - address // HUGE < 2 or following % HUGE == 0
-        )  # in line, or on other pages
+        assert following // HUGE - address // HUGE < 2 or following % HUGE == 0  # in line, or on other pages
     assert len({address // HUGE for address, _ in places}) < 60
     for number, (address, size) in enumerate(places):
         assert bytes(ctypes.string_at(address, size)) == bytes(size)
