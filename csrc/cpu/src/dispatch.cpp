@@ -52,7 +52,7 @@ namespace {
 #if defined(__x86_64__)
 struct Features {
   bool avx2 = false, avx512vnni = false, avx512 = false, amx = false;
-  bool reads_many = true;
+  bool reads_many = true;   // many streams of reads at once are faster than two
   bool slow_pairs = false;  // a product of pairs in bfloat16 takes longer than the two of float32 that it stands for
 };
 

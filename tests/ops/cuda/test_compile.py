@@ -53,6 +53,9 @@ INT4_SMALL = Kind("INT4", 32, torch.float16, zeros=False)
 INT8_WEIGHTS = Kind("INT8", 0, torch.float32, zeros=False)
 FP8_WEIGHTS = Kind("E4M3", 128, torch.float32, zeros=False)
 
+# That of CUDA 12, which comes with older wheels of torch, takes more registers for one of them.
+OLD_COMPILER = (torch.version.cuda or "").startswith("12.")
+
 # Source, and the registers that let a multiprocessor hold as many threads as the kernel is made for.
 PROMISES = [
     (norm("bf16", 4096, 8, 128), 64),
@@ -82,8 +85,7 @@ PROMISES = [
     (tile(grouped.MIDDLE, torch.float32), 128),
     (tile(grouped.NARROW, torch.float32), 128),
     (experts.route_source(torch.float32, 256, RouterSpec(top_k=8, score="sigmoid")), 64),
-    # 168 by the compiler of CUDA 13.0; that of 12.8 takes more.
-    (experts.route_source(torch.bfloat16, 1024, RouterSpec(top_k=8, score="chosen")), 192),
+    (experts.route_source(torch.bfloat16, 1024, RouterSpec(top_k=8, score="chosen")), 192 if OLD_COMPILER else 168),
     (Source.of("group_rows", THREADS=experts.SORTERS), 64),
     (Source.of("weighted_sum", T="bf16", WIDTH=8), 64),
     # Two blocks of 128 threads and more on a multiprocessor.

@@ -44,7 +44,7 @@ struct Attention {
   const float *slopes, *sinks, *biases;
   float scale, cap;
   const tg_group *group;
-  int64_t together;  // heads of such a task
+  int64_t together;  // heads of the cache that a task of few rows has
   bool pairs;  // bfloat16 throughout, on a machine that multiplies pairs of such numbers, or tiles of pairs
 
   TG_INLINE bool is_plain() const { return cap == 0 && slopes == nullptr && biases == nullptr && scale > 0; }

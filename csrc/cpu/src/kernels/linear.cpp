@@ -7,12 +7,21 @@ namespace {
 
 TG_INLINE const tg_weight *weight_of(const tg_op &op) { return reinterpret_cast<const tg_weight *>(op.args[0]); }
 
+// Whether rows of x are in the form of a product by vectors as they are.
+TG_INLINE bool is_prepared(const tg_weight *weight, const tg_buffer &x) {
+  if (weight->padded != weight->ins) return false;
+  if (x.dtype == TG_BF16) return weight->format == TG_WEIGHT_BF16 && !as_floats();
+  return weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16;
+}
+
 void run_linear(const tg_op &op, const Run &run) {
   const tg_weight *weight = weight_of(op);
   const tg_buffer &x = run.buffer(op.args[2]), &y = run.buffer(op.args[3]);
   const int64_t rows = run.rows(op.args[3]);
   if (rows == 0) return;
-  const bool tiles = by_tiles(weight, rows), as_it_is = !tiles && op.args[2] != op.args[3] && is_prepared(weight, x);
+  const bool tiles = by_tiles(weight, rows);
+  // Rows that y is written over have to be copied.
+  const bool as_it_is = !tiles && op.args[2] != op.args[3] && is_prepared(weight, x);
   const Layout layout = layout_of(weight, rows);
   // One row is prepared by each worker for itself: that takes less time than to meet.
   const bool alone = rows == 1, own = tiles && rows >= kOwnRows * run.workers;

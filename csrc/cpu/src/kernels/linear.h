@@ -142,13 +142,6 @@ struct Ahead {
   TG_INLINE void ask(const uint8_t *panel, int64_t step) const { __builtin_prefetch(panel + begin + step * apart, 0, 2); }
 };
 
-// Whether rows of x are in the form of a product by vectors as they are.
-TG_INLINE bool is_prepared(const tg_weight *weight, const tg_buffer &x) {
-  if (weight->padded != weight->ins) return false;
-  if (x.dtype == TG_BF16) return weight->format == TG_WEIGHT_BF16 && !as_floats();
-  return weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16;
-}
-
 // Brings rows of x into form; the caller sees to it that all rows are ready before they are multiplied. (linear_prepare.cpp)
 struct Layout {
   int64_t row_bytes, values, scales, bytes;  // bytes of a prepared row; where the scales begin; all together
