@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from textgen.layers.weight import DenseWeight, LoadContext, Part
 from textgen.models.weights import WeightFiles
 from textgen.ops.pages import let_go
 from textgen.parallel import Parallel
-from textgen.quantization.stored import StoredFormat, StoredWeight
+from textgen.quantization.integers import Int4Format, Int4Weight, Int8Format, Int8Weight
+from textgen.quantization.stored import ByRows, DeferredFormat, DeferredWeight, StoredFormat, StoredWeight
 
 CPU = torch.device("cpu")
 
@@ -22,6 +24,17 @@ def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     made = {name: torch.randn(300, 40).bfloat16() for name in ("a", "b")} | {"wide": torch.randn(8, 40)}
     save_file(made, tmp_path / "model.safetensors")
     return made
+
+
+def resident(folder: Path) -> int:
+    """Bytes of the folder's files that are in this process's memory."""
+    found, counted = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            counted = str(folder) in line
+        elif counted and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
 
 
 def in_file(tensor: torch.Tensor, folder: Path) -> bool:
@@ -64,3 +77,43 @@ def test_what_has_to_be_converted_is_read(part: Part, tmp_path: Path, tensors: d
     stored = tensors[part.name].bfloat16()
     assert torch.equal(weight.values, stored.t() if part.transposed else stored)
     assert not in_file(weight.values, tmp_path)
+
+
+def test_what_was_read_is_not_kept_in_memory(tmp_path: Path) -> None:
+    stored = torch.randn(2048, 1024).bfloat16()
+    save_file({"a": stored}, tmp_path / "model.safetensors")
+    into = torch.empty_like(stored)
+    with WeightFiles(tmp_path) as source:
+        view = source.view(Part("a", (2048, 1024)), torch.bfloat16)
+        assert view is not None
+        assert torch.equal(view, stored)
+        assert resident(tmp_path) >= stored.nbytes // 2
+        source.read(Part("a", (2048, 1024)), into)
+        assert torch.equal(into, stored)
+        assert resident(tmp_path) < stored.nbytes // 8
+
+
+@pytest.mark.parametrize(("form", "kind"), [(Int8Format(), Int8Weight), (Int4Format(32), Int4Weight)], ids=["8", "4"])
+def test_what_becomes_integers_waits_in_the_file(form: ByRows, kind: type, tmp_path: Path) -> None:
+    tensors = {name: torch.randn(300, 64).bfloat16() for name in ("a", "b")} | {"wide": torch.randn(300, 64)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    parts = [Part("a", (300, 64)), Part("b", (300, 64), rows=slice(100, 200))]
+    with WeightFiles(tmp_path) as source:
+        context = LoadContext(source, torch.bfloat16, CPU, Parallel())
+        weight, tied = (
+            DeferredFormat(form).load(context, parts),
+            DeferredFormat(form).tied(context, parts[0], tensors["a"]),
+        )
+        converted = DeferredFormat(form).load(context, [Part("wide", (300, 64))])
+    x, order = torch.randn(3, 64).bfloat16(), torch.randperm(400)
+    assert isinstance(weight, DeferredWeight)
+    assert isinstance(tied, DeferredWeight)
+    assert all(in_file(view, tmp_path) for view in (*weight.stored.views, *tied.stored.views))
+    made = form.of(torch.cat((tensors["a"], tensors["b"][100:200])))
+    assert isinstance(made, kind)
+    assert weight.outputs == made.outputs == 400
+    assert torch.equal(weight.multiply(x, None), made.multiply(x, None))
+    assert torch.equal(weight.reordered(order).multiply(x, None), made.reordered(order).multiply(x, None))
+    assert torch.equal(tied.multiply(x, None), form.of(tensors["a"]).multiply(x, None))
+    assert isinstance(converted, kind)
+    assert torch.equal(converted.multiply(x, None), form.of(tensors["wide"].bfloat16()).multiply(x, None))

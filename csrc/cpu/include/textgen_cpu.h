@@ -52,9 +52,10 @@ typedef struct tg_weight tg_weight;
 
 // Rows of a matrix that the caller owns, and that `weight_pack` copies.
 typedef struct tg_rows {
-  const void *values;    // [rows, ins]: TG_F32, TG_BF16 or TG_F16 for the float formats, TG_I8 for integers; blocks: TG_U8
+  const void *values;    // [rows, ins]: TG_F32, TG_BF16 or TG_F16 for the float formats, TG_I8 for integers; blocks: TG_U8.
+                         // Floats for TG_WEIGHT_INT8 and TG_WEIGHT_INT4_GROUPS become integers, each row's by itself
   const float *scales;   // int8: [rows]; groups: [rows, ins / group], rounded to float16, with zero points [rows, 2 * ins / group],
-                         // those behind the scales; floats and blocks: NULL
+                         // those behind the scales; floats, whatever they become, and blocks: NULL
   int64_t stride;        // from row to row of `values`, in elements
   int64_t scale_stride;  // from row to row of `scales`, in elements
   int64_t rows;

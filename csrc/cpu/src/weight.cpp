@@ -22,6 +22,7 @@
 #include "pool.h"
 #include "room.h"
 #include "weight_blocks.h"
+#include "weight_quantize.h"
 
 namespace tg {
 namespace {
@@ -201,6 +202,13 @@ void pack_scales(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg
   for (int64_t g = 0; g < weight->groups; g++) zeros[g * kPanel] = static_cast<uint8_t>(from[weight->groups + g]);
 }
 
+bool is_float(int32_t dtype) { return dtype == TG_F32 || dtype == TG_BF16 || dtype == TG_F16; }
+
+// Whether the rows are numbers that become integers.
+bool is_quantized(const tg_weight *weight, const tg_rows *rows) {
+  return is_float(rows->dtype) && (weight->format == TG_WEIGHT_INT8 || weight->format == TG_WEIGHT_INT4_GROUPS);
+}
+
 const char *check(const tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   if (rows->rows < 0 || first_out < 0 || first_out > weight->outs || rows->rows > weight->outs - first_out) {
     return "the rows leave the weight";
@@ -211,12 +219,80 @@ const char *check(const tg_weight *weight, int64_t first_out, const tg_rows *row
   if (is_block(weight->format)) {
     if (rows->dtype != TG_U8) return "blocks are packed from bytes";
   } else if (is_integer(weight->format)) {
-    if (rows->dtype != TG_I8) return "an integer format is packed from int8 values";
+    if (is_quantized(weight, rows)) return nullptr;
+    if (rows->dtype != TG_I8) return "of numbers, this integer format is packed from int8 values alone";
     if (rows->scales == nullptr) return "an integer format needs scales";
-  } else if (rows->dtype != TG_F32 && rows->dtype != TG_BF16 && rows->dtype != TG_F16) {
+  } else if (!is_float(rows->dtype)) {
     return "a float format is packed from float32, bfloat16 or float16 values";
   }
   return nullptr;
+}
+
+// Copies rows that were found to fit.
+void pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
+  const int64_t stored = units_as_stored(weight, rows), size = stored / weight->ins;
+  int64_t whole = 0;  // rows before this one are in place, by panels,
+  int64_t begin = 0;  // and of those in float16 as many inputs
+  for (int64_t row = 0; row < rows->rows; row++) {
+    const int64_t out = first_out + row, lane = out % kPanel;
+    uint8_t *panel = weight->values + out / kPanel * weight->panel_bytes;
+    uint8_t *to = lane_of(panel, lane);
+    if (stored > 0 && lane == 0 && rows->rows - row >= kPanel) {
+      const uint8_t *from = static_cast<const uint8_t *>(rows->values) + row * rows->stride * size;
+      if (weight->format == TG_WEIGHT_F16) {
+        begin = pack_panel_halves(panel, from, rows->stride * size, weight->ins);
+      } else {
+        pack_panel(panel, from, rows->stride * size, stored, is_integer(weight->format) ? kSign : 0);
+      }
+      whole = row + kPanel;
+    }
+    switch (weight->format) {
+      case TG_WEIGHT_F32:
+      case TG_WEIGHT_BF16:
+        if (row >= whole) pack_floats(weight, to, rows, row);
+        break;
+      case TG_WEIGHT_F16: pack_halves(weight, panel, lane, rows, row, row < whole ? begin : 0); break;
+      case TG_WEIGHT_INT8:
+        if (row >= whole) pack_int8(weight, to, rows, row);
+        weight->scales[out] = rows->scales[row * most(rows->scale_stride, 1)];
+        break;
+      case TG_WEIGHT_INT8_GROUPS:
+        if (row >= whole) pack_int8(weight, to, rows, row);
+        pack_scales(weight, panel, lane, rows, row);
+        break;
+      case TG_WEIGHT_INT4_GROUPS:
+      case TG_WEIGHT_INT4_ZEROS:
+        pack_int4(weight, to, rows, row);
+        pack_scales(weight, panel, lane, rows, row);
+        break;
+      default:
+        pack_blocks(weight, panel, lane, static_cast<const uint8_t *>(rows->values) + row * rows->stride);
+    }
+  }
+}
+
+// Makes integers of as many rows as a panel has, and packs these; -1 when there is no memory for them.
+int32_t quantize(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
+  const int64_t ins = weight->ins, groups = most(weight->groups, 1);
+  float *numbers = static_cast<float *>(malloc((ins + kPanel * groups) * sizeof(float) + kPanel * ins));
+  if (numbers == nullptr) return set_error("no memory for a panel's integers"), -1;
+  float *scales = numbers + ins;
+  int8_t *integers = reinterpret_cast<int8_t *>(scales + kPanel * groups);
+  for (int64_t row = 0, count; row < rows->rows; row += count) {
+    count = least(rows->rows - row, kPanel - (first_out + row) % kPanel);
+    for (int64_t k = 0; k < count; k++) {
+      for (int64_t i = 0; i < ins; i++) numbers[i] = float_at(rows, (row + k) * rows->stride + i);
+      if (weight->format == TG_WEIGHT_INT8) {
+        quantize8(numbers, ins, integers + k * ins, scales + k);
+      } else {
+        quantize4(numbers, ins, weight->group, integers + k * ins, scales + k * groups);
+      }
+    }
+    const tg_rows made = {integers, scales, ins, groups, count, TG_I8, 0};
+    pack(weight, first_out + row, &made);
+  }
+  free(numbers);
+  return 0;
 }
 
 }  // namespace
@@ -298,45 +374,8 @@ const void *weight_memory(const tg_weight *weight) { return weight->values; }
 int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   const char *why = weight->owned ? check(weight, first_out, rows) : "the packed form is the caller's and is not written";
   if (why != nullptr) return set_error(why), -1;
-  const int64_t stored = units_as_stored(weight, rows), size = stored / weight->ins;
-  int64_t whole = 0;  // rows before this one are in place, by panels,
-  int64_t begin = 0;  // and of those in float16 as many inputs
-  for (int64_t row = 0; row < rows->rows; row++) {
-    const int64_t out = first_out + row, lane = out % kPanel;
-    uint8_t *panel = weight->values + out / kPanel * weight->panel_bytes;
-    uint8_t *to = lane_of(panel, lane);
-    if (stored > 0 && lane == 0 && rows->rows - row >= kPanel) {
-      const uint8_t *from = static_cast<const uint8_t *>(rows->values) + row * rows->stride * size;
-      if (weight->format == TG_WEIGHT_F16) {
-        begin = pack_panel_halves(panel, from, rows->stride * size, weight->ins);
-      } else {
-        pack_panel(panel, from, rows->stride * size, stored, is_integer(weight->format) ? kSign : 0);
-      }
-      whole = row + kPanel;
-    }
-    switch (weight->format) {
-      case TG_WEIGHT_F32:
-      case TG_WEIGHT_BF16:
-        if (row >= whole) pack_floats(weight, to, rows, row);
-        break;
-      case TG_WEIGHT_F16: pack_halves(weight, panel, lane, rows, row, row < whole ? begin : 0); break;
-      case TG_WEIGHT_INT8:
-        if (row >= whole) pack_int8(weight, to, rows, row);
-        weight->scales[out] = rows->scales[row * most(rows->scale_stride, 1)];
-        break;
-      case TG_WEIGHT_INT8_GROUPS:
-        if (row >= whole) pack_int8(weight, to, rows, row);
-        pack_scales(weight, panel, lane, rows, row);
-        break;
-      case TG_WEIGHT_INT4_GROUPS:
-      case TG_WEIGHT_INT4_ZEROS:
-        pack_int4(weight, to, rows, row);
-        pack_scales(weight, panel, lane, rows, row);
-        break;
-      default:
-        pack_blocks(weight, panel, lane, static_cast<const uint8_t *>(rows->values) + row * rows->stride);
-    }
-  }
+  if (is_quantized(weight, rows)) return quantize(weight, first_out, rows);
+  pack(weight, first_out, rows);
   return 0;
 }
 

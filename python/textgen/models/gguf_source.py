@@ -22,6 +22,7 @@ from textgen.models.errors import ModelError
 from textgen.models.families.common import Described
 from textgen.models.names import LayerNames, Layout, WeightNames
 from textgen.models.spec import DecoderSpec
+from textgen.ops.pages import let_go
 from textgen.quantization.blocks import KINDS
 
 CHUNK = 2**20  # numbers that a thread turns at once: a few MB, whatever the tensor's size
@@ -194,7 +195,9 @@ class GgufFiles:
         data = self._data[place.file][place.offset : place.offset + part.shape[0] * size].reshape(-1, size)
         self._progress.update(len(rows) * size)
         # A copy: the file is let go when all is read.
-        return place.kind, torch.from_numpy(np.array(data[rows.start : rows.stop : rows.step]))
+        found = torch.from_numpy(np.array(data[rows.start : rows.stop : rows.step]))
+        let_go(data)
+        return place.kind, found
 
     def _read_latent(self, part: Part, into: Tensor) -> None:
         """Some rows of one head, of its key's or its value's: as if both were stored in one matrix, head after head."""
@@ -229,15 +232,17 @@ class GgufFiles:
         size = place.row_bytes
         data = self._data[place.file][place.offset + first * size : place.offset + end * size]
         rows: NDArray[np.uint8] = data.reshape(-1, size)[::step]
-        if place.kind in DIRECT:
-            return torch.from_numpy(np.array(rows)).view(DIRECT[place.kind])
         try:
+            if place.kind in DIRECT:
+                return torch.from_numpy(np.array(rows)).view(DIRECT[place.kind])
             return torch.from_numpy(dequantize(rows, GGMLQuantizationType[place.kind]))
         except NotImplementedError:
             raise ModelError(
                 f"{place.file}: blocks of type {place.kind} cannot be read by the installed gguf package; give another "
                 "file of the model"
             ) from None
+        finally:
+            let_go(data)
 
     def read_bytes(self, name: str, shape: tuple[int, ...], index: int) -> Tensor:
         raise ModelError(f"GGUF files have no bytes '{name}'")

@@ -20,10 +20,12 @@ from textgen.layers.weight import Part
 from textgen.models import fp8
 from textgen.models.errors import ModelError
 from textgen.models.fp8_config import Fp8
+from textgen.ops.pages import let_go
 from textgen.quantization.fp8 import Scaled
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
+PIECE = 4 << 20  # bytes copied at a time
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -62,7 +64,7 @@ class WeightFiles:
             self._read_scaled(part, stored, into)
         else:
             values = stored[part.cut]
-            into.copy_(values.t() if part.transposed else values)
+            _copy(values, into.t() if part.transposed else into)
         self._progress.update(into.numel() * _bytes(stored.get_dtype()))
 
     def view(self, part: Part, dtype: torch.dtype) -> Tensor | None:
@@ -147,6 +149,17 @@ class WeightFiles:
         if dtype not in dtypes:
             raise ModelError(f"{file}: tensor '{name}' has dtype {dtype}; supported are {', '.join(dtypes)}")
         return stored
+
+
+def _copy(values: Tensor, into: Tensor) -> None:
+    """Of a mapped file no more than a piece is in this process's memory."""
+    if values.dim() == 0:
+        into.copy_(values)
+        return
+    rows = max(PIECE * len(values) // max(values.nbytes, 1), 1)
+    for piece, place in zip(values.split(rows), into.split(rows), strict=True):
+        place.copy_(piece)
+        let_go(piece)
 
 
 def _bytes(dtype: str) -> int:

@@ -7,7 +7,9 @@ import mmap
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from textgen._router import Room
@@ -27,13 +29,17 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None 
     return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
-def let_go(view: Tensor) -> None:
+def let_go(view: Tensor | NDArray[np.uint8]) -> None:
     """Take whole pages of a mapped file, which nobody wrote to, out of this process's memory; they are read again when
     somebody asks for them."""
     page = mmap.PAGESIZE
-    begin = -(-view.data_ptr() // page) * page
-    end = (view.data_ptr() + view.nbytes) // page * page
-    if end > begin and view.is_contiguous():
+    if isinstance(view, Tensor):
+        address, whole = view.data_ptr(), view.is_contiguous()
+    else:
+        address, whole = view.ctypes.data, view.flags.c_contiguous
+    begin = -(-address // page) * page
+    end = (address + view.nbytes) // page * page
+    if end > begin and whole:
         _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 

@@ -1,15 +1,16 @@
-"""Weights that stay in the mapped file until kernels have packed them: nothing is copied in between."""
+"""Weights that stay in the mapped file until kernels have packed them: nothing of them is in memory twice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from textgen.layers.weight import DenseFormat, DenseWeight, LoadContext, Part, Weight
+from textgen.quantization.integers import Int4Format, Int8Format
 
 
 @runtime_checkable
@@ -65,12 +66,61 @@ class StoredFormat(DenseFormat):
     """For weights that are packed as soon as they are loaded: views where the file has them as they are multiplied."""
 
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
-        source = context.source
-        if isinstance(source, ViewSource) and context.device.type == "cpu":
-            views = [source.view(part, context.dtype) for part in parts]
-            found = tuple(view for view in views if view is not None)
-            if len(found) == len(parts):
-                for part in parts:
-                    source.skip(part)
-                return StoredWeight(found)
-        return DenseFormat.load(self, context, parts)
+        return _viewed(context, parts) or DenseFormat.load(self, context, parts)
+
+
+def _viewed(context: LoadContext, parts: Sequence[Part]) -> StoredWeight | None:
+    """Where a processor is to multiply what the file has."""
+    source = context.source
+    if not isinstance(source, ViewSource) or context.device.type != "cpu":
+        return None
+    views = [source.view(part, context.dtype) for part in parts]
+    found = tuple(view for view in views if view is not None)
+    if len(found) < len(parts):
+        return None
+    for part in parts:
+        source.skip(part)
+    return StoredWeight(found)
+
+
+ByRows: TypeAlias = Int8Format | Int4Format
+"""Formats in which an output's numbers depend on no other output."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredWeight:
+    """What a format makes of a stored weight, made while it is packed."""
+
+    stored: StoredWeight
+    format: ByRows
+
+    @property
+    def outputs(self) -> int:
+        return self.stored.outputs
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self._made().multiply(x, bias)
+
+    def reordered(self, order: Tensor) -> Weight:
+        return self._made().reordered(order)
+
+    def _made(self) -> Weight:
+        return self.format.of(torch.cat(self.stored.views))
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredFormat:
+    """Another format's, of weights that are packed as soon as they are loaded."""
+
+    inner: ByRows
+
+    def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
+        stored = _viewed(context, parts)
+        return self.inner.load(context, parts) if stored is None else DeferredWeight(stored, self.inner)
+
+    def of(self, values: Tensor) -> Weight:
+        return self.inner.of(values)
+
+    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+        stored = _viewed(context, (part,))
+        return self.inner.of(values) if stored is None else DeferredWeight(stored, self.inner)

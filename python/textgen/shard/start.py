@@ -25,7 +25,7 @@ from textgen.quantization.blocks import BlockFormat
 from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
 from textgen.quantization.formats import GROUP
 from textgen.quantization.integers import Int4Format, Int8Format
-from textgen.quantization.stored import StoredFormat
+from textgen.quantization.stored import ByRows, DeferredFormat, StoredFormat
 from textgen.shard.assembly import assemble, open_accelerator
 from textgen.shard.errors import OutOfMemory, ShardError
 from textgen.shard.executor import Executor, use_threads
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # numbers of the cache
-FORMATS: dict[str, WeightFormat] = {"int8": Int8Format(), "int4": Int4Format(GROUP)}
+FORMATS: dict[str, ByRows] = {"int8": Int8Format(), "int4": Int4Format(GROUP)}
 
 
 class Phases:
@@ -103,16 +103,18 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
 def _format(settings: ShardSettings, folder: Path, accelerator: Accelerator | None) -> WeightFormat | None:
     """What weights become: what --quantize says, on a GPU packed for its kernels.
 
-    Where a processor's may run, blocks of a GGUF file stay as they are, and other numbers stay where they are until
-    they are packed.
+    Where a processor's may run, blocks of a GGUF file stay as they are unless they are to become others, and other
+    numbers stay where they are until they are packed.
     """
     asked = None if settings.quantize is None else FORMATS[settings.quantize]
     if accelerator is not None:
         from textgen.quantization.kernels import kernel_format  # nothing of it is loaded for a processor
 
         return kernel_format(asked, accelerator.kernels, accelerator.device, DTYPES[settings.dtype])
-    if asked is not None or settings.plan == "off":
+    if settings.plan == "off":
         return asked
+    if asked is not None:
+        return DeferredFormat(asked)
     blocks = settings.dtype != "float32" and (folder / GGUF_INDEX).exists()
     return BlockFormat() if blocks else StoredFormat()
 
@@ -159,7 +161,7 @@ def build_runner(settings: ShardSettings, memory_fd: int, phases: Phases | None 
     model = load() if settings.plan == "off" or settings.device != "cpu" else load_planned(load, *_plan(settings))
     if settings.weight_bytes:
         reserve_weights(0)  # what is left, before torch may want it
-    if isinstance(form, BlockFormat | CachedFormat | StoredFormat) and isinstance(model, Decoder):
+    if isinstance(form, BlockFormat | CachedFormat | StoredFormat | DeferredFormat) and isinstance(model, Decoder):
         # Only kernels multiply what is packed, torch multiplies numbers faster than blocks, and a file may change.
         model = load(None if settings.quantize is None else FORMATS[settings.quantize])
     elif kept is not None:

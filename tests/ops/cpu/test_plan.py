@@ -33,6 +33,7 @@ from textgen.ops.cpu.twin import InterpretedModel
 from textgen.parallel import Parallel
 from textgen.quantization.cache import CachedFormat, WeightsCache
 from textgen.quantization.integers import Int4Format, Int8Format
+from textgen.quantization.stored import ByRows, DeferredFormat
 from textgen.shard.cache import KvCache, allocate_cache
 
 TOKENS, SLOTS = 120, 70
@@ -182,6 +183,15 @@ def test_quantized_weights_multiply_alike(form: WeightFormat, tmp_path: Path) ->
         assert apart(logits(model, 6), expected) < 1e-2
     float32 = logits(load(tmp_path), 6)
     assert apart(expected, float32) > 1e-3, "nothing was quantized"
+
+
+@pytest.mark.parametrize("form", [Int8Format(), Int4Format(32)])
+def test_weights_quantized_while_they_are_packed_are_the_same(form: ByRows, tmp_path: Path) -> None:
+    decoder = drawn("LlamaForCausalLM", tmp_path, torch.float32, form)
+    expected = logits(planned(record(decoder)), 6)
+    deferred = load_model(tmp_path, torch.float32, CPU, Parallel(), select_ops(), format=DeferredFormat(form))
+    assert isinstance(deferred, Decoder)
+    assert torch.equal(logits(planned(record(deferred), threads=2), 6), expected)
 
 
 @pytest.mark.parametrize(

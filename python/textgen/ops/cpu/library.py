@@ -171,7 +171,8 @@ class Kernels:
         return self._api.weight_memory(weight.address), self._api.weight_bytes(weight.address)
 
     def pack(self, weight: Handle, first: int, values: Tensor, scales: Tensor | None = None) -> None:
-        """Copy rows of a matrix into place. values [rows, in]; scales float32 [rows, 1 or groups]."""
+        """Copy rows of a matrix into place. values [rows, in]; scales float32 [rows, 1 or groups]. Floats without
+        scales become the integers of `Int8Format` and `Int4Format` where the weight has such."""
         rows = Rows(
             values=values.data_ptr(),
             scales=None if scales is None else scales.data_ptr(),

@@ -18,12 +18,13 @@ from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.cache import KeptWeight, MappedWeight
 from textgen.quantization.integers import Int4Weight, Int8Weight
 from textgen.quantization.packed4 import Int4ZerosWeight
-from textgen.quantization.stored import StoredWeight
+from textgen.quantization.stored import DeferredWeight, StoredWeight
 
 FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 5}
 INT8, INT8_GROUPS, INT4_GROUPS, INT4_ZEROS = 2, 3, 4, 9
 BLOCKS = {"Q8_0": INT8_GROUPS, "Q4_0": INT4_GROUPS, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8}
 STRETCH = 512  # rows that one thread packs at a time: whole panels
+_PACKABLE = DenseWeight, StoredWeight, DeferredWeight, Int8Weight, Int4Weight, Int4ZerosWeight, BlockWeight
 
 
 def check_packable(weight: Weight) -> None:
@@ -33,7 +34,7 @@ def check_packable(weight: Weight) -> None:
     weight = weight.weight if isinstance(weight, KeptWeight) else weight
     if isinstance(weight, DenseWeight) and weight.values.dtype not in FLOATS:
         raise NotRecorded(f"weights in {str(weight.values.dtype).removeprefix('torch.')}")
-    if not isinstance(weight, DenseWeight | StoredWeight | Int8Weight | Int4Weight | Int4ZerosWeight | BlockWeight):
+    if not isinstance(weight, _PACKABLE):
         raise NotRecorded(f"weights of the form {type(weight).__name__}")
 
 
@@ -55,6 +56,9 @@ def form_of(weight: Weight) -> tuple[int, int, int, int]:
             return FLOATS[values.dtype], *values.shape, 0
         case StoredWeight():
             return FLOATS[weight.dtype], weight.outputs, weight.inputs, 0
+        case DeferredWeight():
+            form, _, inputs, group = form_of(weight.format.of(weight.stored.views[0][:0]))
+            return form, weight.outputs, inputs, group
         case Int8Weight(values=values):
             return INT8, *values.shape, 0
         case Int4Weight():
@@ -95,8 +99,9 @@ def pack(kernels: Kernels, workers: Executor, packed: Handle, weight: Weight) ->
         weight.cache.add(weight.key, _InKernels(kernels, packed, form_of(weight.weight)))
         return
 
-    if isinstance(weight, StoredWeight):
-        stretches = [partial(_pack_view, kernels, packed, *each) for each in weight.stretches(STRETCH)]
+    stored = weight.stored if isinstance(weight, DeferredWeight) else weight  # the kernels make its integers
+    if isinstance(stored, StoredWeight):
+        stretches = [partial(_pack_view, kernels, packed, *each) for each in stored.stretches(STRETCH)]
     else:
         firsts = range(0, weight.outputs, STRETCH)
         stretches = [partial(_pack_rows, kernels, packed, weight, first) for first in firsts]
