@@ -13,7 +13,7 @@ constexpr int64_t kMostGroup = 128;
 constexpr int64_t kLanes = 8;  // sums side by side
 
 // The bits of the largest magnitude; those of a NaN are larger than any.
-int32_t largest_of(const float *x, int64_t count) {
+TG_INLINE int32_t largest_of(const float *x, int64_t count) {
   int32_t largest = 0;
   for (int64_t i = 0; i < count; i++) {
     const int32_t size = __builtin_bit_cast(int32_t, x[i]) & 0x7fffffff;
@@ -23,7 +23,7 @@ int32_t largest_of(const float *x, int64_t count) {
 }
 
 // The first number of the largest magnitude.
-float extreme_of(const float *x, int64_t count) {
+TG_INLINE float extreme_of(const float *x, int64_t count) {
   const int32_t above = largest_of(x, count), below = static_cast<int32_t>(above | 0x80000000);
   int32_t positive = 0, negative = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -50,10 +50,10 @@ TG_INLINE float in_range4(float x) {
   return x > 7 ? 7 : x;
 }
 
-float inverse_of(float scale) { return scale != 0 ? 1 / scale : 0; }
+TG_INLINE float inverse_of(float scale) { return scale != 0 ? 1 / scale : 0; }
 
 // The sum of squares by which integers with a scale miss a group.
-float missed4(const float *x, int64_t group, float scale) {
+TG_INLINE float missed4(const float *x, int64_t group, float scale) {
   const float inverse = inverse_of(scale);
   float sums[kLanes] = {};
   for (int64_t i = 0; i < group; i += kLanes) {
@@ -67,16 +67,7 @@ float missed4(const float *x, int64_t group, float scale) {
   return sum;
 }
 
-}  // namespace
-
-void quantize8(const float *x, int64_t ins, int8_t *to, float *scale) {
-  const float largest = __builtin_bit_cast(float, largest_of(x, ins));
-  const float inverse = largest > 0 ? 127 / largest : 0;
-  for (int64_t i = 0; i < ins; i++) to[i] = integer_of(x[i] * inverse);
-  *scale = largest / 127;
-}
-
-void quantize4(const float *x, int64_t ins, int64_t group, int8_t *to, float *scales) {
+TG_INLINE void make4(const float *x, int64_t ins, int64_t group, int8_t *to, float *scales) {
   for (int64_t g = 0; g < ins / group; g++, x += group, to += group) {
     const float extreme = extreme_of(x, group);  // becomes -8, on the side that has one step more
     float best = 0, error = 0;
@@ -92,6 +83,29 @@ void quantize4(const float *x, int64_t ins, int64_t group, int8_t *to, float *sc
     for (int64_t i = 0; i < group; i++) whole[i] = in_range4(x[i] * inverse);
     for (int64_t i = 0; i < group; i++) to[i] = integer_of(whole[i]);
   }
+}
+
+#if defined(__x86_64__)
+// Twice as many numbers at a time as every processor can.
+__attribute__((target("avx2"))) void make4_wide(const float *x, int64_t ins, int64_t group, int8_t *to, float *scales) {
+  make4(x, ins, group, to, scales);
+}
+#endif
+
+}  // namespace
+
+void quantize8(const float *x, int64_t ins, int8_t *to, float *scale) {
+  const float largest = __builtin_bit_cast(float, largest_of(x, ins));
+  const float inverse = largest > 0 ? 127 / largest : 0;
+  for (int64_t i = 0; i < ins; i++) to[i] = integer_of(x[i] * inverse);
+  *scale = largest / 127;
+}
+
+void quantize4(const float *x, int64_t ins, int64_t group, int8_t *to, float *scales) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return make4_wide(x, ins, group, to, scales);
+#endif
+  make4(x, ins, group, to, scales);
 }
 
 }  // namespace tg
