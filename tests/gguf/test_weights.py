@@ -15,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
+from tests.mapped import resident
 from textgen.gguf.architectures import ARCHITECTURES
 from textgen.gguf.errors import GgufError
 from textgen.gguf.index import Index, StoredTensor
@@ -119,6 +120,19 @@ def test_every_type_of_block(kind: Kind, tmp_path: Path, monkeypatch: pytest.Mon
         files.refuse_unread()
     assert torch.equal(whole, expected)
     assert torch.equal(cut, expected[5:12, 100:200].bfloat16())
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F16])
+def test_what_was_read_is_not_kept_in_memory(kind: Kind, tmp_path: Path) -> None:
+    rows, size = 2048, gguf.GGML_QUANT_SIZES[kind][1] * 1024 // gguf.GGML_QUANT_SIZES[kind][0]
+    path = tmp_path / "blocks"
+    path.write_bytes(bytes(rows * size))
+    part = Part("w", (rows, 1024))
+    with GgufFiles(Index("llama", {"w": StoredTensor(str(path), 0, kind.name, (rows, 1024))})) as files:
+        files.read(part, torch.empty(rows, 1024))
+        assert resident(tmp_path) < rows * size // 8
+        assert (files.read_blocks(part) is None) == (kind.name == "F16")
+        assert resident(tmp_path) < rows * size // 8
 
 
 def test_a_type_of_block_that_cannot_be_read(tmp_path: Path) -> None:

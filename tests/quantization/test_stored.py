@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.mapped import resident
 from textgen.layers.weight import DenseWeight, LoadContext, Part
 from textgen.models.weights import WeightFiles
 from textgen.ops.pages import let_go
@@ -24,17 +24,6 @@ def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     made = {name: torch.randn(300, 40).bfloat16() for name in ("a", "b")} | {"wide": torch.randn(8, 40)}
     save_file(made, tmp_path / "model.safetensors")
     return made
-
-
-def resident(folder: Path) -> int:
-    """Bytes of the folder's files that are in this process's memory."""
-    found, counted = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            counted = str(folder) in line
-        elif counted and line.startswith("Rss:"):
-            found += 1024 * int(line.split()[1])
-    return found
 
 
 def in_file(tensor: torch.Tensor, folder: Path) -> bool:
