@@ -124,15 +124,20 @@ def load(path: Path) -> Report:
 
 def device() -> str:
     """This machine in words: processor and the cores this process may use."""
-    model = platform.processor() or platform.machine()
+    told: dict[str, str] = {}
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            told.setdefault(key.strip(), value.strip())
+    except OSError:
         pass
-    model = re.sub(r"\((R|TM|tm)\)|\bCPU\b|\bProcessor\b|@.*", " ", model)
+    model = told.get("model name") or platform.processor() or platform.machine()
+    model = " ".join(re.sub(r"\((R|TM|tm)\)|\bCPU\b|\bProcessor\b|@.*", " ", model).split())
+    # A hypervisor hides the number of the model, and tiles too where it likes: with and without are two machines.
+    if model == "Intel Xeon" and "amx_tile" not in told.get("flags", "").split():
+        model += " without AMX"
     cores = len(os.sched_getaffinity(0))
-    return f"{' '.join(model.split())}, {cores} core{'s' if cores > 1 else ''}"
+    return f"{model}, {cores} core{'s' if cores > 1 else ''}"
 
 
 def number(value: float | None) -> str:

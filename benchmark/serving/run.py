@@ -205,12 +205,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
     folder: Path = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    shapes = given.shapes.split(",")
     results, versions, load = Results(), {"textgen": __version__}, os.getloadavg()[0]
     servers = _servers(given.peers.split(","), folder, results, versions)
     cases = given.cases.split(",")
     room = Room(given.threads, CONTEXT, max(CASES[name].at_once for name in cases))
     with tempfile.TemporaryDirectory(prefix="serving-") as scratch:
-        for shape in given.shapes.split(","):
+        for shape in shapes:
             for form in given.formats.split(","):
                 model, models = f"{shape}, {form}", models_of(shape, form, folder)
                 with ExitStack() as stack:
@@ -230,7 +231,9 @@ def main() -> None:
         return
     arguments = " ".join(f'"{word}"' if " " in word else word for word in sys.argv[1:])
     command = "make bench-serving" + (f" ARGS='{arguments}'" if arguments else "")
-    Report("serving", command, versions, found, notes=told).save()
+    # As in `make bench-cpu`: each shape may have a run, and a report, of its own.
+    name = "serving" if len(shapes) > 1 else f"serving-{shapes[0]}"
+    Report(name, command, versions, found, notes=told).save()
 
 
 if __name__ == "__main__":
