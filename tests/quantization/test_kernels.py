@@ -19,7 +19,7 @@ from tests.ops.cuda.conftest import BUILT
 from tests.ops.cuda.host_device import COMPILER, HostDevice
 from tests.seeds import fresh_seed
 from textgen.launcher.checkpoint import read_checkpoint
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight, WeightFormat
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.models.decoder import Decoder
 from textgen.models.load import load_model
 from textgen.models.weights import WeightFiles
@@ -63,8 +63,8 @@ class Given:
     def of(self, values: Tensor) -> Weight:
         return self._weight
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        return self._weight
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        return Tied(context.tensor(part), self._weight)
 
 
 def on_gpu(weight: Weight, device: HostDevice) -> Weight:

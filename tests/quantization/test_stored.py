@@ -56,6 +56,20 @@ def test_matrices_are_views_of_the_file_that_outlive_it(tmp_path: Path, tensors:
     assert torch.equal(weight.reordered(order).multiply(x, None), DenseWeight(expected[order]).multiply(x, None))
 
 
+def test_a_table_that_is_the_head_too_waits_in_the_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    with WeightFiles(tmp_path) as source:
+        context = LoadContext(source, torch.bfloat16, CPU, Parallel())
+        table, head = StoredFormat().tied(context, Part("a", (300, 40)))
+        converted, dense = StoredFormat().tied(context, Part("wide", (8, 40)))
+    assert in_file(table, tmp_path)
+    assert torch.equal(table, tensors["a"])
+    assert isinstance(head, StoredWeight)
+    assert head.views == (table,)
+    assert not in_file(converted, tmp_path)
+    assert isinstance(dense, DenseWeight)
+    assert dense.values is converted
+
+
 @pytest.mark.parametrize(
     "part", [Part("wide", (8, 40)), Part("b", (40, 300), transposed=True)], ids=["another type", "the other way round"]
 )
@@ -89,14 +103,13 @@ def test_what_becomes_integers_waits_in_the_file(form: ByRows, kind: type, tmp_p
     parts = [Part("a", (300, 64)), Part("b", (300, 64), rows=slice(100, 200))]
     with WeightFiles(tmp_path) as source:
         context = LoadContext(source, torch.bfloat16, CPU, Parallel())
-        weight, tied = (
-            DeferredFormat(form).load(context, parts),
-            DeferredFormat(form).tied(context, parts[0], tensors["a"]),
-        )
+        weight, (table, tied) = DeferredFormat(form).load(context, parts), DeferredFormat(form).tied(context, parts[0])
         converted = DeferredFormat(form).load(context, [Part("wide", (300, 64))])
     x, order = torch.randn(3, 64).bfloat16(), torch.randperm(400)
     assert isinstance(weight, DeferredWeight)
     assert isinstance(tied, DeferredWeight)
+    assert torch.equal(table, tensors["a"])
+    assert not in_file(table, tmp_path), "it is looked up as long as the model runs"
     assert all(in_file(view, tmp_path) for view in (*weight.stored.views, *tied.stored.views))
     made = form.of(torch.cat((tensors["a"], tensors["b"][100:200])))
     assert isinstance(made, kind)

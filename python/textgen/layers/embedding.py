@@ -68,14 +68,18 @@ class Head:
         return logits if self.gather is None else self.gather.all_gather(logits)
 
 
-def load_embedding(context: LoadContext, spec: DecoderSpec, names: WeightNames, ops: Ops) -> Embedding:
+def load_embedding(
+    context: LoadContext, spec: DecoderSpec, names: WeightNames, ops: Ops
+) -> tuple[Embedding, Weight | None]:
+    """And the head's weight, where it is tied."""
     hidden, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
-    table = context.tensor(Part(f"{names.full(names.embedding)}.weight", (spec.vocab_size, width)))
+    part = Part(f"{names.full(names.embedding)}.weight", (spec.vocab_size, width))
+    table, head = context.format.tied(context, part) if spec.tied_head else (context.tensor(part), None)
     positions = None
     if spec.positions is not None:
         rows = context.tensor(Part(f"{names.full(names.positions)}.weight", (spec.positions.rows, hidden)))
         positions = Positions(rows, spec.positions.offset)
-    return Embedding(
+    embedding = Embedding(
         table=table,
         scale=float(table.new_tensor(spec.scalings.embedding)),  # rounded as the checkpoint's own code rounds it
         project=_projection(context, names.full(names.project_in), hidden, width),
@@ -84,15 +88,15 @@ def load_embedding(context: LoadContext, spec: DecoderSpec, names: WeightNames, 
         if spec.embedding_norm
         else None,
     )
+    return embedding, head
 
 
-def load_head(context: LoadContext, spec: DecoderSpec, names: WeightNames, embedding: Embedding) -> Head:
-    """The embedding's table when it is tied. A vocabulary that ranks cannot share evenly is held whole by each."""
+def load_head(context: LoadContext, spec: DecoderSpec, names: WeightNames, tied: Weight | None) -> Head:
+    """tied: that of the embedding's table. A vocabulary that ranks cannot share evenly is held whole by each."""
     width = spec.embedding_size or spec.hidden_size
     project = _projection(context, names.full(names.project_out), width, spec.hidden_size)
-    if spec.tied_head:
-        stored = Part(f"{names.full(names.embedding)}.weight", (spec.vocab_size, width))
-        return Head(context.format.tied(context, stored, embedding.table), project=project)
+    if tied is not None:
+        return Head(tied, project=project)
     parallel, vocab = context.parallel, spec.vocab_size
     shared = parallel.world_size > 1 and vocab % parallel.world_size == 0
     rows = parallel.share(vocab, "tokens") if shared else slice(None)

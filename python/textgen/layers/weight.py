@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -116,6 +116,13 @@ class Weight(Protocol):
         ...
 
 
+class Tied(NamedTuple):
+    """An embedding's table [vocab, width] and the head that has the same numbers."""
+
+    table: Tensor
+    head: Weight
+
+
 class WeightFormat(Protocol):
     """What the matrices of linear layers become as they are loaded."""
 
@@ -125,9 +132,7 @@ class WeightFormat(Protocol):
         """Of a matrix [out, in] that is there already."""
         ...
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        """Of the embedding's table, which was read from the part."""
-        ...
+    def tied(self, context: LoadContext, part: Part) -> Tied: ...
 
 
 @runtime_checkable
@@ -172,5 +177,6 @@ class DenseFormat:
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values, self.product)
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        return self.of(values)
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        table = context.tensor(part)
+        return Tied(table, self.of(table))

@@ -174,7 +174,7 @@ def load_decoder(spec: DecoderSpec, names: WeightNames, context: LoadContext, le
     forms = list(dict.fromkeys(layer.rotary for layer in spec.layers if layer.rotary is not None))
     layers = []
     with torch.inference_mode():
-        embedding = load_embedding(context, spec, names, ops)
+        embedding, tied = load_embedding(context, spec, names, ops)
         for index, layer in enumerate(spec.layers):
             block = load_block(context, spec, layer, names.of_layer(index), ops)
             rotary = None if layer.rotary is None else forms.index(layer.rotary)
@@ -185,7 +185,7 @@ def load_decoder(spec: DecoderSpec, names: WeightNames, context: LoadContext, le
             embedding=embedding,
             layers=tuple(layers),
             norm=load_norm(context, final, spec.hidden_size, spec.norm, ops) if spec.final_norm else None,
-            head=load_head(context, spec, names, embedding),
+            head=load_head(context, spec, names, tied),
             rotary=tuple(frequencies(form, length, context.device) for form in forms),
             ops=ops,
         )

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight
 from textgen.quantization.integers import multiply_groups
 
 KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
@@ -117,8 +117,9 @@ class BlockFormat:
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values)
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        return _stored(context, part) or DenseWeight(values)
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        table = context.tensor(part)
+        return Tied(table, _stored(context, part) or DenseWeight(table))
 
 
 def _stored(context: LoadContext, part: Part) -> BlockWeight | None:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from textgen.layers.weight import LoadContext, Part, Weight, WeightFormat
+from textgen.layers.weight import LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.quantization.blocks import StackedWeight
 from textgen.quantization.ordered import OrderedWeight
 
@@ -227,21 +227,26 @@ class CachedFormat:
 
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         key = _key(parts)
-        return self._mapped(context, key, parts) or self._kept(key, self.inner.load(context, parts))
+        if (mapped := self._mapped(key)) is None:
+            return self._kept(key, self.inner.load(context, parts))
+        for part in parts:
+            context.source.skip(part)
+        return mapped
 
     def of(self, values: Tensor) -> Weight:
         return self.inner.of(values)
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
+    def tied(self, context: LoadContext, part: Part) -> Tied:
         key = "tied " + _key([part])
-        return self._mapped(context, key, [part]) or self._kept(key, self.inner.tied(context, part, values))
+        if (mapped := self._mapped(key)) is not None:
+            return Tied(context.tensor(part), mapped)
+        table, head = self.inner.tied(context, part)
+        return Tied(table, self._kept(key, head))
 
-    def _mapped(self, context: LoadContext, key: str, parts: Sequence[Part]) -> Weight | None:
+    def _mapped(self, key: str) -> Weight | None:
         known = self.cache.parts(key)
         if known is None:
             return None
-        for part in parts:
-            context.source.skip(part)
         found = [MappedWeight(self.cache, each, self.cache.outputs(each)) for each in known]
         return found[0] if len(found) == 1 else StackedWeight(tuple(found))
 

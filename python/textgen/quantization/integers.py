@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import LoadContext, Part, Weight
+from textgen.layers.weight import LoadContext, Part, Tied, Weight
 from textgen.quantization.rows import quantize_rows
 
 LEAST4, MOST4 = -8, 7
@@ -101,8 +101,9 @@ class Int8Format:
             integers[rows], scales[rows] = quantized, scale[:, 0]
         return Int8Weight(integers, scales)
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        return self.of(values)
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        table = context.tensor(part)
+        return Tied(table, self.of(table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,9 @@ class Int4Format:
             pairs[rows] = both[..., 0] | both[..., 1] << 4
         return Int4Weight(pairs, scales, group)
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        return self.of(values)
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        table = context.tensor(part)
+        return Tied(table, self.of(table))
 
 
 def multiply_groups(x: Tensor, numbers: Tensor, group: int, bias: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseFormat, LoadContext, Part, Weight, WeightFormat
+from textgen.layers.weight import DenseFormat, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.ops.cuda.bricks import BRICK, HALF, SIGN, Bricks, Form, Plain, pack
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.linear import HALVES, Linears
@@ -77,8 +77,9 @@ class KernelFormat:
     def of(self, values: Tensor) -> Weight:
         return self._packed(self.inner.of(values), values.device)
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        return self._packed(self.inner.tied(context, part, values), values.device)
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        table, head = self.inner.tied(context, part)
+        return Tied(table, self._packed(head, table.device))
 
     def _packed(self, weight: Weight, device: torch.device) -> Weight:
         match weight:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight
 from textgen.models.errors import ModelError
 from textgen.models.packed4_config import Packed4
 from textgen.quantization.blocks import StackedWeight
@@ -120,8 +120,9 @@ class Packed4Format:
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values)
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        return self.of(values)
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        table = context.tensor(part)
+        return Tied(table, self.of(table))
 
     def _read(self, context: LoadContext, source: IntegerSource, name: str, part: Part) -> _Matrix:
         (outputs, inputs), group = part.shape, self.stored.group

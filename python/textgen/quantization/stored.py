@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseFormat, DenseWeight, LoadContext, Part, Weight
+from textgen.layers.weight import DenseFormat, DenseWeight, LoadContext, Part, Tied, Weight
 from textgen.quantization.integers import Int4Format, Int8Format
 
 
@@ -68,6 +68,11 @@ class StoredFormat(DenseFormat):
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         return _viewed(context, parts) or DenseFormat.load(self, context, parts)
 
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        """The table stays in the file too: where the head is packed, it is looked up in there."""
+        stored = _viewed(context, (part,))
+        return DenseFormat.tied(self, context, part) if stored is None else Tied(stored.views[0], stored)
+
 
 def _viewed(context: LoadContext, parts: Sequence[Part]) -> StoredWeight | None:
     """Where a processor is to multiply what the file has."""
@@ -121,6 +126,6 @@ class DeferredFormat:
     def of(self, values: Tensor) -> Weight:
         return self.inner.of(values)
 
-    def tied(self, context: LoadContext, part: Part, values: Tensor) -> Weight:
-        stored = _viewed(context, (part,))
-        return self.inner.of(values) if stored is None else DeferredWeight(stored, self.inner)
+    def tied(self, context: LoadContext, part: Part) -> Tied:
+        table, stored = context.tensor(part), _viewed(context, (part,))
+        return Tied(table, self.inner.of(table) if stored is None else DeferredWeight(stored, self.inner))

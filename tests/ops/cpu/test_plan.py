@@ -33,7 +33,7 @@ from textgen.ops.cpu.twin import InterpretedModel
 from textgen.parallel import Parallel
 from textgen.quantization.cache import CachedFormat, WeightsCache
 from textgen.quantization.integers import Int4Format, Int8Format
-from textgen.quantization.stored import ByRows, DeferredFormat
+from textgen.quantization.stored import ByRows, DeferredFormat, StoredFormat
 from textgen.shard.cache import KvCache, allocate_cache
 
 TOKENS, SLOTS = 120, 70
@@ -219,10 +219,11 @@ def test_a_block_of_llama_is_nine_operations(tmp_path: Path) -> None:
     assert layout.size < 4 * 4 * max(widths), "layers share memory"
 
 
+@pytest.mark.parametrize("form", [DenseFormat(), StoredFormat()], ids=["read", "in the file"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_table_that_is_the_head_too_is_in_memory_once(tied: bool, tmp_path: Path) -> None:
+def test_a_table_that_is_the_head_too_is_in_memory_once(tied: bool, form: WeightFormat, tmp_path: Path) -> None:
     make_model(tmp_path, tie_word_embeddings=tied)
-    decoder = load(tmp_path)
+    decoder = load_model(tmp_path, torch.float32, CPU, Parallel(), select_ops(), format=form)
     assert isinstance(decoder, Decoder)
     table = weakref.ref(decoder.embedding.table)
     model = planned(record(decoder))
@@ -231,6 +232,7 @@ def test_a_table_that_is_the_head_too_is_in_memory_once(tied: bool, tmp_path: Pa
     del decoder
     gc.collect()
     assert (table() is None) == tied
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(), "nothing of the model stays in its file"
 
 
 def test_the_likeliest_tokens_are_found_beside_the_logits(tmp_path: Path) -> None:

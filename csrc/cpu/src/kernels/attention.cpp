@@ -38,7 +38,7 @@ Attention read_form(const tg_op &op, const tg_buffer *buffers) {
   form.cap = static_cast<float>(op.numbers[TG_ATTENTION_CAP]);
   // What instructions on bfloat16 multiply; integers of the cache become such.
   const bool pairs = form.q_dtype == TG_BF16 && (form.cache_dtype == TG_BF16 || form.cache_dtype == TG_I8);
-  form.pairs = kHasPairs && pairs;
+  form.packs = kPacks && pairs;
   form.padded_dim = round_up(form.head_dim, pairs ? 32 : kLanes);
   form.value_lanes = round_up(form.value_dim, kLanes);
   form.padded_value = round_up(form.value_dim, 32);
@@ -49,8 +49,8 @@ struct Sizes {
   int64_t rows, partial, scores, query, keys, values, weights;
 
   explicit Sizes(const Attention &form) {
-    rows = form.pairs ? kManyRows : kRows;
-    const int64_t unit = form.pairs ? kManyUnit : kUnit;
+    rows = form.packs ? kManyRows : kRows;
+    const int64_t unit = form.packs ? kManyUnit : kUnit;
     partial = round_up(rows * (2 + form.padded_value) * 4, kAlign);
     scores = most(kRows * kUnit, 32 * kManyUnit) * 4;
     query = round_up(rows * form.padded_dim * 4, kAlign);
@@ -104,8 +104,8 @@ class Tasks {
   void enter() {
     if (done()) return;
     const int64_t rows = step_.lengths[task_.segment] * form_.share;
-    task_.many = form_.pairs && rows > kRows;
-    task_.few = form_.pairs && kHasTiles && rows <= kRows;
+    task_.many = form_.packs && rows > kRows;
+    task_.few = form_.packs && kHasTiles && rows <= kRows;
     task_.heads = task_.many ? 1 : form_.together;
     size_ = task_.many ? kManyRows : kRows;
     tiles_ = ceil_div(rows, size_);
@@ -139,7 +139,7 @@ class Tasks {
 // Heads of the cache that are worked on together: rows of all of them are read one after the other, as they lie, but there
 // must be enough tasks for all workers.
 int64_t heads_together(const Attention &form, const tg_step &step, int64_t workers) {
-  if (!form.pairs) return 1;
+  if (!form.packs) return 1;
   int64_t units = 0;
   for (int64_t i = 0; i < step.segments; i++) {
     if (step.lengths[i] * form.share <= kRows) units += ceil_div(step.starts[i] + step.lengths[i], kFewUnit);

@@ -25,10 +25,10 @@ constexpr bool kHasTiles = true;
 #else
 constexpr bool kHasTiles = false;
 #endif
-#if defined(__AVX512BF16__)
-constexpr bool kHasPairs = true;
+#if defined(__AVX512F__)
+constexpr bool kPacks = true;
 #else
-constexpr bool kHasPairs = false;
+constexpr bool kPacks = false;
 #endif
 
 // An operation's numbers.
@@ -45,7 +45,7 @@ struct Attention {
   float scale, cap;
   const tg_group *group;
   int64_t together;  // heads of the cache that a task of few rows has
-  bool pairs;  // bfloat16 throughout, on a machine that multiplies pairs of such numbers, or tiles of pairs
+  bool packs;  // bfloat16 throughout, where many rows are multiplied by packed code
 
   TG_INLINE bool is_plain() const { return cap == 0 && slopes == nullptr && biases == nullptr && scale > 0; }
 };
@@ -168,11 +168,10 @@ void apply_form(const Attention &form, float *scores, int64_t count, int64_t hea
 
 // Scores [rows, count], `stride` from row to row, of at most kLanes rows from `row` on and keys from position `key` on become
 // weights: those out of sight, and those up to `padded`, are 0. W: float in place, or Bf16 into `weights`. The rows' other
-// numbers are brought up to the new largest scores.
-template <typename W>
+// numbers are brought up to the new largest scores. fast: weights are as exact as bfloat16 asks for.
+template <typename W, bool fast = sizeof(W) == 2>
 TG_INLINE void weigh(const Attention &form, const Task &task, const Partial &partial, int64_t row, int64_t rows, float *scores,
                      W *weights, int64_t stride, int64_t key, int64_t count, int64_t padded) {
-  constexpr bool fast = sizeof(W) == 2;
   const bool plain = form.is_plain();
   const float scale = plain ? form.scale * kLog2e : 1.0f;
   Vec found[kLanes];

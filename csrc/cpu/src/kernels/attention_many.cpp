@@ -1,5 +1,5 @@
-// Attention of many rows in bfloat16, as in prompts: a unit of keys and values is packed once for all rows of a task, weights are
-// rounded to bfloat16.
+// Attention of many rows in bfloat16, as in prompts: a unit of keys and values is packed once for all rows of a task. Weights are
+// rounded to bfloat16, or, where its pairs are slow to multiply or not at all, float32.
 //
 // Keys become 16 x 16 pairs of numbers turned about their diagonal, values pairs of neighbouring rows: the form that the right
 // side of a product has, as a tile and as sixteen vectors alike.
@@ -8,7 +8,7 @@
 
 namespace tg::TG_ISA {
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 
 namespace {
 
@@ -34,19 +34,21 @@ TG_INLINE bool sees(const Attention &form, const Task &task, int64_t first, int6
   return key <= latest && (form.window == 0 || key + count > earliest - form.window + 1);
 }
 
-}  // namespace
-
-void attend_many(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
-                 int64_t first, int64_t last) {
+// X: what queries and weights are multiplied as.
+template <typename X>
+void attend(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+            int64_t first, int64_t last) {
   const Products products;
-  Bf16 *query = reinterpret_cast<Bf16 *>(space.query), *weights = reinterpret_cast<Bf16 *>(space.weights);
+  X *query = reinterpret_cast<X *>(space.query);
+  X *weights = reinterpret_cast<X *>(sizeof(X) == 4 ? reinterpret_cast<char *>(space.scores) : space.weights);
   Bf16 *keys = reinterpret_cast<Bf16 *>(space.keys), *values = reinterpret_cast<Bf16 *>(space.values);
   for (int64_t row = 0; row < round_up(task.count, kBlock); row++) {
-    Bf16 *to = query + row * form.padded_dim;
-    memset(to, 0, form.padded_dim * sizeof(Bf16));
+    X *to = query + row * form.padded_dim;
+    memset(to, 0, form.padded_dim * sizeof(X));
     if (row >= task.count) continue;
     const int64_t at = task.first + row, head = task.kv_head * form.share + at % form.share;
-    memcpy(to, run.row<Bf16>(form.q, task.token + at / form.share) + head * form.head_dim, form.head_dim * sizeof(Bf16));
+    const Bf16 *from = run.row<Bf16>(form.q, task.token + at / form.share) + head * form.head_dim;
+    by_vector(0, form.head_dim, [&](int64_t i, int lanes) { store_lanes(to + i, load_lanes(from + i, lanes), lanes); });
   }
   const Cached of_keys = cached_keys(form, task.kv_head), of_values = cached_values(form, task.kv_head, form.padded_value);
   const Bf16 *key_places[kManyUnit], *value_places[kManyUnit];
@@ -71,12 +73,24 @@ void attend_many(const Attention &form, const Task &task, const Run &run, const 
       multiply_keys(form, query + begin * form.padded_dim, keys, padded, end - begin, space.scores);
       for (int64_t row = begin; row < end; row += kLanes) {
         const int64_t from = (row - begin) * kManyUnit;
-        weigh<Bf16>(form, task, partial, row, least(kLanes, end - row), space.scores + from, weights + from, kManyUnit, key,
-                    count, padded);
+        weigh<X, true>(form, task, partial, row, least(kLanes, end - row), space.scores + from, weights + from, kManyUnit, key,
+                       count, padded);
       }
       multiply_values(form, weights, values, padded, end - begin, partial.out + begin * form.padded_value);
     }
   }
+}
+
+}  // namespace
+
+void attend_many(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                 int64_t first, int64_t last) {
+#if defined(__AVX512BF16__)
+  if (kHasTiles || !slow_pairs()) return attend<Bf16>(form, task, run, space, partial, first, last);
+#endif
+#if !defined(__AMX_BF16__)
+  attend<float>(form, task, run, space, partial, first, last);
+#endif
 }
 
 #else

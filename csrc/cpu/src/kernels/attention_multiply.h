@@ -1,4 +1,4 @@
-// The two products of attention of many rows: by AMX tiles of bfloat16, or by vectors of pairs.
+// The two products of attention of many rows: by AMX tiles of bfloat16, or by vectors, of pairs or as float32.
 //
 // The right side lies in tiles of 16 x 64 bytes: sixteen pairs of inputs, one after the other, of sixteen outputs each.
 #pragma once
@@ -6,7 +6,7 @@
 #include "../tile.h"
 #include "attention.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 namespace tg::TG_ISA {
 
 constexpr int64_t kBlock = 32;   // rows whose scores are worked on at a time
@@ -94,10 +94,37 @@ struct Products {
 
 constexpr int kTogether = 8;  // rows whose sums are in registers, of 32 outputs each
 
+#if defined(__AVX512BF16__)
+// sums += pairs of numbers of each row, `stride` apart, times two vectors of pairs.
+TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const Bf16 *left, int64_t stride, __m512i right, __m512i beside) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kTogether; r++) {
+    int32_t both;
+    memcpy(&both, left + r * stride, sizeof both);
+    const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
+    sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, (__m512bh)right);
+    sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, (__m512bh)beside);
+  }
+}
+#endif
+TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const float *left, int64_t stride, __m512i right, __m512i beside) {
+  const __m512i second = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+  const Vec numbers[2][2] = {{cast<Vec>(_mm512_slli_epi32(right, 16)), cast<Vec>(_mm512_slli_epi32(beside, 16))},
+                             {cast<Vec>(_mm512_and_si512(right, second)), cast<Vec>(_mm512_and_si512(beside, second))}};
+#pragma GCC unroll 8
+  for (int r = 0; r < kTogether; r++) {
+    for (int i = 0; i < 2; i++) {
+      const Vec x = splat(left[r * stride + i]);
+      sums[r][0] = fma(x, numbers[i][0], sums[r][0]);
+      sums[r][1] = fma(x, numbers[i][1], sums[r][1]);
+    }
+  }
+}
+
 // out [rows, 32] = or += left [rows, 32 * chunks] * two columns of tiles; rows are whole times kTogether. next: from a tile to
 // the one with the following inputs.
-template <bool kAdd>
-TG_INLINE void multiply_pairs(const Bf16 *left, int64_t left_stride, const Bf16 *const (&right)[2], int64_t next, int64_t chunks,
+template <bool kAdd, typename X>
+TG_INLINE void multiply_tiles(const X *left, int64_t left_stride, const Bf16 *const (&right)[2], int64_t next, int64_t chunks,
                               int64_t rows, float *out, int64_t stride) {
   for (int64_t row = 0; row < rows; row += kTogether, left += kTogether * left_stride, out += kTogether * stride) {
     Vec sums[kTogether][2];
@@ -106,20 +133,11 @@ TG_INLINE void multiply_pairs(const Bf16 *left, int64_t left_stride, const Bf16 
       for (int c = 0; c < 2; c++) sums[r][c] = kAdd ? load(out + r * stride + c * kLanes) : Vec{};
     }
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
-      const Bf16 *from = left + chunk * 32;
       const Bf16 *const pairs[2] = {right[0] + chunk * next, right[1] + chunk * next};
 #pragma GCC unroll 2
       for (int64_t pair = 0; pair < 16; pair++) {
-        const __m512bh a = (__m512bh)_mm512_load_si512(pairs[0] + pair * 32);
-        const __m512bh b = (__m512bh)_mm512_load_si512(pairs[1] + pair * 32);
-#pragma GCC unroll 8
-        for (int r = 0; r < kTogether; r++) {
-          int32_t both;
-          memcpy(&both, from + r * left_stride + pair * 2, sizeof both);
-          const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
-          sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, a);
-          sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b);
-        }
+        add_pairs(sums, left + chunk * 32 + pair * 2, left_stride, _mm512_load_si512(pairs[0] + pair * 32),
+                  _mm512_load_si512(pairs[1] + pair * 32));
       }
     }
 #pragma GCC unroll 8
@@ -130,22 +148,24 @@ TG_INLINE void multiply_pairs(const Bf16 *left, int64_t left_stride, const Bf16 
 }
 
 // Scores [rows, padded keys] of a block of queries.
-TG_INLINE void multiply_keys(const Attention &form, const Bf16 *query, const Bf16 *keys, int64_t padded, int64_t rows,
+template <typename X>
+TG_INLINE void multiply_keys(const Attention &form, const X *query, const Bf16 *keys, int64_t padded, int64_t rows,
                              float *scores) {
   const int64_t chunks = form.padded_dim / 32;
   for (int64_t key = 0; key < padded; key += 32, keys += 2 * chunks * kTile) {
-    multiply_pairs<false>(query, form.padded_dim, {keys, keys + chunks * kTile}, kTile, chunks, round_up(rows, kTogether),
+    multiply_tiles<false>(query, form.padded_dim, {keys, keys + chunks * kTile}, kTile, chunks, round_up(rows, kTogether),
                           scores + key, kManyUnit);
   }
 }
 
 // out [rows, padded_value] += weights [rows, padded keys] * values.
-TG_INLINE void multiply_values(const Attention &form, const Bf16 *weights, const Bf16 *values, int64_t padded, int64_t rows,
+template <typename X>
+TG_INLINE void multiply_values(const Attention &form, const X *weights, const Bf16 *values, int64_t padded, int64_t rows,
                                float *out) {
   const int64_t tiles = form.padded_value / 16;
   for (int64_t tile = 0; tile < tiles; tile += 2) {
     const Bf16 *from = values + tile * kTile;
-    multiply_pairs<true>(weights, kManyUnit, {from, from + kTile}, tiles * kTile, padded / 32, round_up(rows, kTogether),
+    multiply_tiles<true>(weights, kManyUnit, {from, from + kTile}, tiles * kTile, padded / 32, round_up(rows, kTogether),
                          out + tile * 16, form.padded_value);
   }
 }

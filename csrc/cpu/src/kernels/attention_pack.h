@@ -3,7 +3,7 @@
 
 #include "attention_multiply.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 namespace tg::TG_ISA {
 
 // The transpose of 16 x 16 numbers of 32 bits.

@@ -24,7 +24,7 @@ void run_linear(const tg_op &op, const Run &run) {
   const bool as_it_is = !tiles && op.args[2] != op.args[3] && is_prepared(weight, x);
   const Layout layout = layout_of(weight, rows);
   // One row is prepared by each worker for itself: that takes less time than to meet.
-  const bool alone = rows == 1, own = tiles && rows >= kOwnRows * run.workers;
+  const bool alone = rows == 1, own = rows >= kOwnRows * run.workers;
   char *space = alone ? run.scratch : run.shared;
   Share share = run.share(rows);
   if (alone) share = {0, 1};

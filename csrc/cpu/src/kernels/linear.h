@@ -32,7 +32,7 @@ struct Linear {
   const float *bias;  // may be null
   char *y;
   int64_t y_stride;  // bytes
-  int64_t first;     // of the rows, a multiple of 32; only of tiles other than 0
+  int64_t first;     // of the rows, a multiple of 32
   int64_t rows;      // behind the last one
   bool y_bf16, add;
   Prepared x;

@@ -158,11 +158,22 @@ template <typename Dot, int kRows, int kStreams>
 TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const uint8_t *const (&weight)[kStreams], const char *x,
                         int64_t x_stride, int64_t begin, int64_t end, const Ahead &ahead) {
   for (int64_t i = begin; i < end; i++) {
+    if constexpr (kLanes == 16) {
+      // Row by row: the registers hold what all streams have in this step, and not in turn what all rows have.
 #pragma GCC unroll 8
-    for (int s = 0; s < kStreams; s++) {
-      ahead.ask(weight[s], i);
+      for (int s = 0; s < kStreams; s++) ahead.ask(weight[s], i);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) Dot::step(acc[r][s], weight[s] + i * 64, x + r * x_stride + i * Dot::kUnit);
+      for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 8
+        for (int s = 0; s < kStreams; s++) Dot::step(acc[r][s], weight[s] + i * 64, x + r * x_stride + i * Dot::kUnit);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int s = 0; s < kStreams; s++) {
+        ahead.ask(weight[s], i);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; r++) Dot::step(acc[r][s], weight[s] + i * 64, x + r * x_stride + i * Dot::kUnit);
+      }
     }
   }
 }
@@ -224,6 +235,10 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
   }
 }
 
+// So many bytes of x stay in the second-level cache while all panels pass by; and at least so many rows, since each time the panels
+// come from farther away.
+constexpr int64_t kNearBytes = 512 << 10, kNearRows = 32;
+
 // How many accumulators of a panel the registers hold.
 constexpr int kRoom = kLanes == 16 ? 16 : 4;
 
@@ -264,9 +279,19 @@ void multiply_by(const Linear &job) {
   streams_by<Dot, 1>(job, begin);
 }
 
-}  // namespace
+// The same rows of the same product, as if they were all.
+Linear part_of(const Linear &job, int64_t first, int64_t count) {
+  Linear part = job;
+  const int64_t scales = first * most(job.weight->groups, 1);
+  part.x.values += first * job.x.row_bytes;
+  if (part.x.scales != nullptr) part.x.scales += scales, part.x.sums += scales;
+  part.y += first * job.y_stride;
+  part.first = 0;
+  part.rows = count;
+  return part;
+}
 
-void multiply_rows(const Linear &job) {
+void multiply_near(const Linear &job) {
   if (is_small(job.weight->format)) return multiply_small(job);
   switch (job.weight->format) {
     case TG_WEIGHT_F32: return multiply_by<Floats>(job);
@@ -277,6 +302,16 @@ void multiply_rows(const Linear &job) {
       return multiply_by<Bf16s>(job);
     case TG_WEIGHT_F16: return multiply_by<Halves>(job);
     default: return multiply_by<Bytes>(job);
+  }
+}
+
+}  // namespace
+
+void multiply_rows(const Linear &job) {
+  const int64_t count = job.rows - job.first, near = most(kNearBytes / job.x.row_bytes, kNearRows);
+  const int64_t at_once = round_up(ceil_div(count, most(ceil_div(count, near), 1)), 8);
+  for (int64_t first = job.first; first < job.rows; first += at_once) {
+    multiply_near(part_of(job, first, least(at_once, job.rows - first)));
   }
 }
 

@@ -42,6 +42,8 @@ from textgen.ops.cpu.library import DTYPES, BufferRecord, Handle, Kernels, Opera
 from textgen.ops.cpu.packing import check_packable, pack, room
 from textgen.ops.cpu.values import NotRecorded
 from textgen.ops.pages import empty
+from textgen.quantization.cache import KeptWeight
+from textgen.quantization.stored import StoredWeight
 
 # Kinds of operations, flags and activations; `csrc/cpu/include/textgen_cpu_kinds.h` says what each kind takes.
 LINEAR, EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE = range(10)
@@ -120,7 +122,7 @@ class Lowered:
 
     @property
     def packed(self) -> Mapping[int, Handle]:
-        """By `id` of its values: the packed form of each dense weight."""
+        """By `id` of its values: the packed form of each weight that has the model's numbers."""
         return self._packed
 
     def pack(self, threads: int) -> None:
@@ -268,8 +270,11 @@ class Lowered:
         packed = room(self.kernels, weight)
         self._unpacked.append((packed, weight))
         self._keeps.append(packed)
-        if isinstance(weight, DenseWeight):
-            self._packed[id(weight.values)] = packed
+        of = weight.weight if isinstance(weight, KeptWeight) else weight
+        if isinstance(of, DenseWeight):
+            self._packed[id(of.values)] = packed
+        elif isinstance(of, StoredWeight) and len(of.views) == 1:
+            self._packed[id(of.views[0])] = packed
         return packed.address
 
     def _numbers(self, tensor: Tensor | None) -> tuple[int, int]:
