@@ -219,10 +219,13 @@ def test_a_block_of_llama_is_nine_operations(tmp_path: Path) -> None:
     assert layout.size < 4 * 4 * max(widths), "layers share memory"
 
 
-@pytest.mark.parametrize("form", [DenseFormat(), StoredFormat()], ids=["read", "in the file"])
+@pytest.mark.parametrize("kind", ["read", "in the file", "in the file, and kept"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_table_that_is_the_head_too_is_in_memory_once(tied: bool, form: WeightFormat, tmp_path: Path) -> None:
+def test_a_table_that_is_the_head_too_is_in_memory_once(tied: bool, kind: str, tmp_path: Path) -> None:
     make_model(tmp_path, tie_word_embeddings=tied)
+    form: WeightFormat = DenseFormat() if kind == "read" else StoredFormat()
+    if kind.endswith("kept"):
+        form = CachedFormat(form, WeightsCache(tmp_path / "cache", "one"))
     decoder = load_model(tmp_path, torch.float32, CPU, Parallel(), select_ops(), format=form)
     assert isinstance(decoder, Decoder)
     table = weakref.ref(decoder.embedding.table)

@@ -279,7 +279,7 @@ void multiply_by(const Linear &job) {
   streams_by<Dot, 1>(job, begin);
 }
 
-// The same rows of the same product, as if they were all.
+// Some rows of a product, as if they were all.
 Linear part_of(const Linear &job, int64_t first, int64_t count) {
   Linear part = job;
   const int64_t scales = first * most(job.weight->groups, 1);
