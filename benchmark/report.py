@@ -134,8 +134,10 @@ def device() -> str:
     model = told.get("model name") or platform.processor() or platform.machine()
     model = " ".join(re.sub(r"\((R|TM|tm)\)|\bCPU\b|\bProcessor\b|@.*", " ", model).split())
     # A hypervisor hides the number of the model, and tiles too where it likes: with and without are two machines.
-    if model == "Intel Xeon" and "amx_tile" not in told.get("flags", "").split():
-        model += " without AMX"
+    instructions = told.get("flags", "").split()
+    for name, flag, word in (("Intel Xeon", "amx_tile", "AMX"), ("AMD EPYC", "avx512f", "AVX-512")):
+        if model == name and flag not in instructions:
+            model += f" without {word}"
     cores = len(os.sched_getaffinity(0))
     return f"{model}, {cores} core{'s' if cores > 1 else ''}"
 

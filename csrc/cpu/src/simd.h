@@ -33,6 +33,7 @@ typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t IVec __attribute__((vector_size(kLanes * 4)));  // also what a comparison of two Vec gives
 typedef uint32_t UVec __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HVec __attribute__((vector_size(kLanes * 2)));
+typedef int16_t SVec __attribute__((vector_size(kLanes * 2)));
 typedef int8_t BVec __attribute__((vector_size(kLanes)));
 
 // A bfloat16 in memory.
@@ -81,10 +82,18 @@ TG_INLINE Vec load(const float *from) {
   memcpy(&v, from, sizeof v);
   return v;
 }
+// GCC makes several instructions, and of bytes one for each lane, of conversions between vectors that the processor has one for.
 TG_INLINE Vec load(const Bf16 *from) {
+#if defined(__AVX512F__)
+  const UVec bits = (UVec)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+#elif defined(__AVX2__)
+  const UVec bits = (UVec)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+#else
   HVec h;
   memcpy(&h, from, sizeof h);
-  return cast<Vec>(__builtin_convertvector(h, UVec) << 16);
+  const UVec bits = __builtin_convertvector(h, UVec);
+#endif
+  return cast<Vec>(bits << 16);
 }
 TG_INLINE Vec load(const Half *from) {
 #if defined(__AVX512F__)
@@ -100,7 +109,11 @@ TG_INLINE Vec load(const Half *from) {
 #endif
 }
 TG_INLINE Vec load(const int8_t *from) {
-#if defined(__ARM_NEON)
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from))));
+#elif defined(__ARM_NEON)
   int32_t four;
   memcpy(&four, from, sizeof four);
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
@@ -111,9 +124,32 @@ TG_INLINE Vec load(const int8_t *from) {
 #endif
 }
 TG_INLINE void store(float *to, Vec v) { memcpy(to, &v, sizeof v); }
-// The lower byte of each lane.
+// Numbers of 16 bits, signed or not, and of a byte; of others something.
+TG_INLINE SVec to_shorts(IVec v) {
+#if defined(__AVX512F__)
+  return (SVec)_mm512_cvtepi32_epi16((__m512i)v);
+#elif defined(__AVX2__)
+  return (SVec)_mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+#else
+  return __builtin_convertvector(v, SVec);
+#endif
+}
+TG_INLINE HVec to_shorts(UVec v) {
+#if defined(__AVX512F__)
+  return (HVec)_mm512_cvtepi32_epi16((__m512i)v);
+#elif defined(__AVX2__)
+  return (HVec)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+#else
+  return __builtin_convertvector(v, HVec);
+#endif
+}
 TG_INLINE BVec to_bytes(IVec v) {
-#if defined(__ARM_NEON)
+#if defined(__AVX512F__)
+  return (BVec)_mm512_cvtepi32_epi8((__m512i)v);
+#elif defined(__AVX2__)
+  const __m128i shorts = (__m128i)to_shorts(v);
+  return cast<BVec>(_mm_cvtsi128_si64(_mm_packs_epi16(shorts, shorts)));
+#elif defined(__ARM_NEON)
   const int16x4_t shorts = vmovn_s32(v);
   return cast<BVec>(vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(shorts, shorts))), 0));
 #else
@@ -131,7 +167,7 @@ TG_INLINE HVec to_bf16(Vec v) {
 #else
   const UVec bits = cast<UVec>(v);
   const UVec even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return __builtin_convertvector(v == v ? even : (bits >> 16) | 0x40, HVec);
+  return to_shorts(v == v ? even : (bits >> 16) | 0x40);
 #endif
 }
 TG_INLINE void store(Bf16 *to, Vec v) {
@@ -175,6 +211,19 @@ TG_INLINE Vec fma(Vec a, Vec b, Vec c) {
   return a * b + c;
 #endif
 }
+// a += x * right, b += x * beside. With sixteen registers the instructions themselves: GCC reads the numbers of all rows of a block
+// first, and has no registers left for the sums.
+TG_INLINE void add_products(Vec &a, Vec &b, const float *x, Vec right, Vec beside) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  Vec unit;
+  asm("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
+      : "+x"(a), "+x"(b), "=&x"(unit)
+      : "m"(*x), "x"(right), "x"(beside));
+#else
+  a = fma(splat(*x), right, a);
+  b = fma(splat(*x), beside, b);
+#endif
+}
 TG_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 TG_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 TG_INLINE Vec abs(Vec a) { return cast<Vec>(cast<UVec>(a) & 0x7fffffff); }
@@ -216,19 +265,46 @@ TG_INLINE Vec exp(Vec a) {
   return a < -87.33f ? Vec{} : (a != a ? a : y);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// All lanes together, in three steps; the compiler would take them one by one.
+template <typename F>
+TG_INLINE float folded_to_one(Vec a, const F &f) {
+  const __m128 half = f(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 pair = f(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(f(pair, _mm_movehdup_ps(pair)));
+}
+#endif
+
 TG_INLINE float sum(Vec a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(a);
+#elif defined(__AVX2__)
+  return folded_to_one(a, [](__m128 x, __m128 y) { return _mm_add_ps(x, y); });
 #else
   float total = 0;
   for (int i = 0; i < kLanes; i++) total += a[i];
   return total;
 #endif
 }
+TG_INLINE int32_t sum(IVec a) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m128i half = _mm_add_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1));
+  const __m128i pair = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32(pair, 0xb1)));
+#else
+  int32_t total = 0;
+  for (int i = 0; i < kLanes; i++) total += a[i];
+  return total;
+#endif
+}
 TG_INLINE float largest(Vec a) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return folded_to_one(a, [](__m128 x, __m128 y) { return _mm_max_ps(x, y); });
+#else
   float top = a[0];
   for (int i = 1; i < kLanes; i++) top = a[i] > top ? a[i] : top;
   return top;
+#endif
 }
 
 }  // namespace tg::TG_ISA

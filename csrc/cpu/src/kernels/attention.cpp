@@ -52,11 +52,11 @@ struct Sizes {
     rows = form.packs ? kManyRows : kRows;
     const int64_t unit = form.packs ? kManyUnit : kUnit;
     partial = round_up(rows * (2 + form.padded_value) * 4, kAlign);
-    scores = most(kRows * kUnit, 32 * kManyUnit) * 4;
+    scores = most(kRows * kUnit, kBlock * kManyUnit) * 4;
     query = round_up(rows * form.padded_dim * 4, kAlign);
     keys = round_up(unit * form.padded_dim * 4, kAlign);
     values = round_up(unit * form.padded_value * 4, kAlign);
-    weights = 32 * kManyUnit * 2;
+    weights = kBlock * kManyUnit * 2;
   }
   int64_t of_worker() const { return 2 * partial + scores + query + keys + values + weights; }
 };
@@ -195,7 +195,7 @@ void clear(const Attention &form, const Task &task, const Partial &partial) {
       own.top[row] = kNever;
       own.total[row] = 0;
     }
-    memset(own.out, 0, round_up(one.count, one.many ? 32 : 1) * form.padded_value * sizeof(float));
+    memset(own.out, 0, round_up(one.count, one.many ? kBlock : 1) * form.padded_value * sizeof(float));
   });
 }
 

@@ -14,7 +14,8 @@ constexpr int64_t kUnit = 64;        // keys of a unit of vector code
 constexpr int64_t kManyUnit = 128;   // keys of a unit of packed code
 constexpr int64_t kRows = 16;        // rows of a head in a task of few, by vector or by tile code
 constexpr int64_t kFewUnit = 64;     // keys of a unit of that
-constexpr int64_t kManyRows = 128;   // rows of a task of packed code
+constexpr int64_t kBlock = kLanes == 8 ? 24 : 32;                  // rows of packed code whose scores are worked on at a time
+constexpr int64_t kManyRows = kLanes == 8 ? 6 * kBlock : 4 * kBlock;  // rows of a task of it
 constexpr int64_t kMostWorkers = 256;
 
 constexpr float kLog2e = 1.44269504088896341f;
@@ -25,7 +26,7 @@ constexpr bool kHasTiles = true;
 #else
 constexpr bool kHasTiles = false;
 #endif
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 constexpr bool kPacks = true;
 #else
 constexpr bool kPacks = false;
@@ -86,11 +87,11 @@ TG_INLINE void each_head(const Attention &form, const Task &task, const Partial 
 struct Workspace {
   Partial head;               // of a task that another worker has begun; in memory that all see
   Partial tail, whole;        // of one that another goes on with; of any other
-  float *scores;              // [kRows, kUnit or kFewUnit], or [32, kManyUnit]
+  float *scores;              // [kRows, kUnit or kFewUnit], or [kBlock, kManyUnit]
   char *query;                // [rows, padded_dim] float32 or bfloat16
   char *keys;                 // a unit's keys (and values), padded; or packed, and behind them padded
   char *values;
-  char *weights;  // [32, kManyUnit] bfloat16
+  char *weights;  // [kBlock, kManyUnit] bfloat16
 };
 
 // 2^x for x <= 0, within 2 units in the last place; 0 below -126.
@@ -117,6 +118,14 @@ TG_INLINE Vec exp2_fast(Vec x) {
   p = fma(p, f, splat(6.9326099e-1f));
   p = fma(p, f, splat(9.9992807e-1f));
   return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, splat(-126.0f), _CMP_NLT_UQ), p, n);
+#elif defined(__AVX2__)
+  const Vec t = _mm256_max_ps(splat(-127.0f), x), n = _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = t - n;
+  Vec p = fma(splat(5.5171624e-2f), f, splat(2.4261112e-1f));
+  p = fma(p, f, splat(6.9326099e-1f));
+  p = fma(p, f, splat(9.9992807e-1f));
+  const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  // 2^-127 has no exponent: it is taken for 0, as is all below.
+  return p * cast<Vec>(exponent);
 #else
   return exp2_accurate(x);
 #endif

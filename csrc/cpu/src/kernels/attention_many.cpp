@@ -8,21 +8,15 @@
 
 namespace tg::TG_ISA {
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 
 namespace {
 
 // Tiles [keys / 16][padded_dim / 32]; keys from `count` on are copies of the last.
 void pack_keys(const Attention &form, const Bf16 *const *keys, int64_t count, Bf16 *to) {
   for (int64_t key = 0; key < count; key += 16) {
-    for (int64_t d = 0; d < form.padded_dim; d += 32) {
-      __m512i tile[16];
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < 16; i++) tile[i] = _mm512_loadu_si512(keys[least(key + i, count - 1)] + d);
-      transpose(tile);
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < 16; i++) _mm512_store_si512(to + i * 32, tile[i]);
-      to += kTile;
+    for (int64_t d = 0; d < form.padded_dim; d += 32, to += kTile) {
+      pack_tile([&](int64_t i) { return keys[least(key + i, count - 1)] + d; }, to);
     }
   }
 }

@@ -6,11 +6,10 @@
 #include "../tile.h"
 #include "attention.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 namespace tg::TG_ISA {
 
-constexpr int64_t kBlock = 32;   // rows whose scores are worked on at a time
-constexpr int64_t kTile = 512;   // bfloat16 numbers of a tile
+constexpr int64_t kTile = 512;  // bfloat16 numbers of a tile
 
 #if defined(__AMX_BF16__)
 
@@ -92,68 +91,85 @@ struct Products {
   Products() {}
 };
 
-constexpr int kTogether = 8;  // rows whose sums are in registers, of 32 outputs each
+constexpr int kTogether = kLanes == 16 ? 8 : 6;  // rows whose sums are in registers
+constexpr int kColumns = kLanes / 8;             // of tiles whose outputs these are: two vectors for each row
+static_assert(kBlock % kTogether == 0);
+
+// Vector v, 0 or 1, of a row of `kColumns` tiles side by side.
+TG_INLINE const Bf16 *pairs_of(const Bf16 *const (&tiles)[kColumns], int64_t row, int v) {
+  return tiles[v * kLanes / 16] + row * 32 + v * kLanes % 16 * 2;
+}
 
 #if defined(__AVX512BF16__)
-// sums += pairs of numbers of each row, `stride` apart, times two vectors of pairs.
-TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const Bf16 *left, int64_t stride, __m512i right, __m512i beside) {
+// sums += pairs of numbers of each row, `stride` apart, times a row of the tiles.
+TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const Bf16 *left, int64_t stride, const Bf16 *const (&tiles)[kColumns], int64_t row) {
+  const __m512bh right = (__m512bh)_mm512_load_si512(pairs_of(tiles, row, 0));
+  const __m512bh beside = (__m512bh)_mm512_load_si512(pairs_of(tiles, row, 1));
 #pragma GCC unroll 8
   for (int r = 0; r < kTogether; r++) {
     int32_t both;
     memcpy(&both, left + r * stride, sizeof both);
     const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
-    sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, (__m512bh)right);
-    sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, (__m512bh)beside);
+    sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, right);
+    sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, beside);
   }
 }
 #endif
-TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const float *left, int64_t stride, __m512i right, __m512i beside) {
-  const __m512i second = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
-  const Vec numbers[2][2] = {{cast<Vec>(_mm512_slli_epi32(right, 16)), cast<Vec>(_mm512_slli_epi32(beside, 16))},
-                             {cast<Vec>(_mm512_and_si512(right, second)), cast<Vec>(_mm512_and_si512(beside, second))}};
-#pragma GCC unroll 8
-  for (int r = 0; r < kTogether; r++) {
-    for (int i = 0; i < 2; i++) {
-      const Vec x = splat(left[r * stride + i]);
-      sums[r][0] = fma(x, numbers[i][0], sums[r][0]);
-      sums[r][1] = fma(x, numbers[i][1], sums[r][1]);
+TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const float *left, int64_t stride, const Bf16 *const (&tiles)[kColumns], int64_t row) {
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) {
+    Vec right[2];
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      UVec both;
+      memcpy(&both, pairs_of(tiles, row, v), sizeof both);
+      right[v] = cast<Vec>(i == 0 ? both << 16 : both & 0xffff0000u);
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < kTogether; r++) add_products(sums[r][0], sums[r][1], left + r * stride + i, right[0], right[1]);
   }
 }
 
-// out [rows, 32] = or += left [rows, 32 * chunks] * two columns of tiles; rows are whole times kTogether. next: from a tile to
-// the one with the following inputs.
+// out [rows, 16 * kColumns] = or += left [rows, 32 * chunks] * columns of tiles; rows are whole times kTogether. next: from a tile
+// to the one with the following inputs.
 template <bool kAdd, typename X>
-TG_INLINE void multiply_tiles(const X *left, int64_t left_stride, const Bf16 *const (&right)[2], int64_t next, int64_t chunks,
+TG_INLINE void multiply_tiles(const X *left, int64_t left_stride, const Bf16 *const (&right)[kColumns], int64_t next, int64_t chunks,
                               int64_t rows, float *out, int64_t stride) {
   for (int64_t row = 0; row < rows; row += kTogether, left += kTogether * left_stride, out += kTogether * stride) {
     Vec sums[kTogether][2];
 #pragma GCC unroll 8
     for (int r = 0; r < kTogether; r++) {
-      for (int c = 0; c < 2; c++) sums[r][c] = kAdd ? load(out + r * stride + c * kLanes) : Vec{};
+      for (int v = 0; v < 2; v++) sums[r][v] = kAdd ? load(out + r * stride + v * kLanes) : Vec{};
     }
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
-      const Bf16 *const pairs[2] = {right[0] + chunk * next, right[1] + chunk * next};
+      const Bf16 *tiles[kColumns];
+      for (int c = 0; c < kColumns; c++) tiles[c] = right[c] + chunk * next;
 #pragma GCC unroll 2
-      for (int64_t pair = 0; pair < 16; pair++) {
-        add_pairs(sums, left + chunk * 32 + pair * 2, left_stride, _mm512_load_si512(pairs[0] + pair * 32),
-                  _mm512_load_si512(pairs[1] + pair * 32));
-      }
+      for (int64_t pair = 0; pair < 16; pair++) add_pairs(sums, left + chunk * 32 + pair * 2, left_stride, tiles, pair);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kTogether; r++) {
-      for (int c = 0; c < 2; c++) store(out + r * stride + c * kLanes, sums[r][c]);
+      for (int v = 0; v < 2; v++) store(out + r * stride + v * kLanes, sums[r][v]);
     }
   }
 }
+
+// `kColumns` columns of tiles, `apart` from one to the next.
+struct Columns {
+  const Bf16 *tiles[kColumns];
+
+  TG_INLINE Columns(const Bf16 *first, int64_t apart) {
+    for (int c = 0; c < kColumns; c++) tiles[c] = first + c * apart;
+  }
+};
 
 // Scores [rows, padded keys] of a block of queries.
 template <typename X>
 TG_INLINE void multiply_keys(const Attention &form, const X *query, const Bf16 *keys, int64_t padded, int64_t rows,
                              float *scores) {
   const int64_t chunks = form.padded_dim / 32;
-  for (int64_t key = 0; key < padded; key += 32, keys += 2 * chunks * kTile) {
-    multiply_tiles<false>(query, form.padded_dim, {keys, keys + chunks * kTile}, kTile, chunks, round_up(rows, kTogether),
+  for (int64_t key = 0; key < padded; key += 16 * kColumns, keys += kColumns * chunks * kTile) {
+    multiply_tiles<false>(query, form.padded_dim, Columns(keys, chunks * kTile).tiles, kTile, chunks, round_up(rows, kTogether),
                           scores + key, kManyUnit);
   }
 }
@@ -163,10 +179,9 @@ template <typename X>
 TG_INLINE void multiply_values(const Attention &form, const X *weights, const Bf16 *values, int64_t padded, int64_t rows,
                                float *out) {
   const int64_t tiles = form.padded_value / 16;
-  for (int64_t tile = 0; tile < tiles; tile += 2) {
-    const Bf16 *from = values + tile * kTile;
-    multiply_tiles<true>(weights, kManyUnit, {from, from + kTile}, tiles * kTile, padded / 32, round_up(rows, kTogether),
-                         out + tile * 16, form.padded_value);
+  for (int64_t tile = 0; tile < tiles; tile += kColumns) {
+    multiply_tiles<true>(weights, kManyUnit, Columns(values + tile * kTile, kTile).tiles, tiles * kTile, padded / 32,
+                         round_up(rows, kTogether), out + tile * 16, form.padded_value);
   }
 }
 

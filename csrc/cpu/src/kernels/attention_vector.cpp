@@ -4,33 +4,71 @@
 namespace tg::TG_ISA {
 namespace {
 
-// The products of one query with kLanes keys; all begin at whole vectors and are padded with zeros.
-template <typename T>
-TG_INLINE Vec products(const float *query, const T *const *keys, int64_t dim) {
-  Vec total[kLanes] = {};
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const Vec q = load(query + d);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; i++) total[i] = fma(q, load(keys[i] + d), total[i]);
-  }
-  return sums(total);
+constexpr int kQueries = 4;  // that are multiplied together at most: numbers of a key are made floats once for all
+
+// Keys that are multiplied together with so many queries, a part of kLanes, so that the sums stay in registers.
+constexpr int keys_of(int queries) {
+  int keys = kLanes;
+  while (keys * queries > (kRegisters == 32 ? 16 : 12)) keys /= 2;
+  return keys;
 }
-#if defined(__AVX512BF16__)
-TG_INLINE Vec products(const Bf16 *query, const Bf16 *const *keys, int64_t dim) {
-  Vec total[kLanes] = {};
-  for (int64_t d = 0; d < dim; d += 2 * kLanes) {
-    const __m512bh q = (__m512bh)_mm512_loadu_si512(query + d);
+
+// The products of so many queries, `stride` apart, with kLanes keys, to `scores`, kUnit apart; all begin at whole vectors and are
+// padded with zeros.
+template <int queries, typename T>
+TG_INLINE void products(const float *query, int64_t stride, const T *const *keys, int64_t dim, float *scores) {
+  constexpr int kKeys = keys_of(queries);
+  Vec total[queries][kLanes];
+#pragma GCC unroll 8
+  for (int first = 0; first < kLanes; first += kKeys) {
+    Vec part[queries][kKeys] = {};
+    for (int64_t d = 0; d < dim; d += kLanes) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; i++) {
-      total[i] = _mm512_dpbf16_ps(total[i], q, (__m512bh)_mm512_loadu_si512(keys[i] + d));
+      for (int i = 0; i < kKeys; i++) {
+        const Vec key = load(keys[first + i] + d);
+#pragma GCC unroll 4
+        for (int r = 0; r < queries; r++) part[r][i] = fma(load(query + r * stride + d), key, part[r][i]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < queries; r++) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kKeys; i++) total[r][first + i] = part[r][i];
     }
   }
-  return sums(total);
+#pragma GCC unroll 4
+  for (int r = 0; r < queries; r++) store(scores + r * kUnit, sums(total[r]));
+}
+#if defined(__AVX512BF16__)
+template <int queries>
+TG_INLINE void products(const Bf16 *query, int64_t stride, const Bf16 *const *keys, int64_t dim, float *scores) {
+  for (int r = 0; r < queries; r++) {
+    Vec total[kLanes] = {};
+    for (int64_t d = 0; d < dim; d += 2 * kLanes) {
+      const __m512bh q = (__m512bh)_mm512_loadu_si512(query + r * stride + d);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; i++) {
+        total[i] = _mm512_dpbf16_ps(total[i], q, (__m512bh)_mm512_loadu_si512(keys[i] + d));
+      }
+    }
+    store(scores + r * kUnit, sums(total));
+  }
 }
 #endif
 
+// Scores of `rows` queries, kQueries at most, and `padded` keys. `before` is told of each vector of keys, for each query.
+template <int rows, typename Q, typename T, typename F>
+TG_INLINE void multiply_keys(const Attention &form, const Q *query, const T *const *keys, int64_t padded, float *scores,
+                             const F &before) {
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    for (int r = 0; r < rows; r++) before();
+    products<rows>(query, form.padded_dim, keys + i, form.padded_dim, scores + i);
+  }
+}
+
 constexpr int64_t kOfKeys = 4;  // how often there is something to ask for while kLanes keys are multiplied; of a value it is once
-constexpr int kColumns = kRegisters == 32 ? 4 : 2;  // vectors of values at a time, so that the sums stay in registers
+// Vectors of values at a time, so that the sums stay in registers.
+constexpr int columns_of(int rows) { return kRegisters == 32 || rows < 4 ? 4 : 2; }
 
 // out[row] += sum over keys of weights[row][key] * values[key], for `rows` rows and `columns` vectors. `before` is told of each
 // key and the first column.
@@ -45,14 +83,14 @@ TG_INLINE void add_block(const float *weights, const V *const *values, int64_t c
   }
   for (int64_t key = 0; key < count; key++) {
     before(key, column);
-    Vec value[columns];
+    Vec weight[rows];
 #pragma GCC unroll 16
-    for (int c = 0; c < columns; c++) value[c] = load(values[key] + column + c * kLanes);
+    for (int r = 0; r < rows; r++) weight[r] = splat(weights[r * kUnit + key]);
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-      const Vec w = splat(weights[r * kUnit + key]);
+    for (int c = 0; c < columns; c++) {
+      const Vec value = load(values[key] + column + c * kLanes);
 #pragma GCC unroll 16
-      for (int c = 0; c < columns; c++) total[r][c] = fma(w, value[c], total[r][c]);
+      for (int r = 0; r < rows; r++) total[r][c] = fma(weight[r], value, total[r][c]);
     }
   }
 #pragma GCC unroll 16
@@ -66,6 +104,7 @@ TG_INLINE void add_block(const float *weights, const V *const *values, int64_t c
 template <int rows, typename V, typename F>
 TG_INLINE void add_values(const Attention &form, const float *weights, const V *const *values, int64_t count, float *out,
                           const F &before) {
+  constexpr int kColumns = columns_of(rows);
   int64_t column = 0;
   for (; column + kColumns * kLanes <= form.value_lanes; column += kColumns * kLanes) {
     add_block<rows, kColumns>(weights, values, count, column, out, form.padded_value, before);
@@ -188,24 +227,30 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     }
     // Asked for piece by piece between products: more at once would have to wait.
     CacheAhead ahead(form, goes_on ? task : *then, next,
-                     task.heads * (task.count * (padded / kLanes) * kOfKeys + count * ceil_div(task.count, 4)));
+                     task.heads * (task.count * (padded / kLanes) * kOfKeys + count * ceil_div(task.count, kQueries)));
     each_head(form, task, partial, [&](const Task &one, const Partial &own) {
       const Cached of_keys = cached_keys(form, one.kv_head), of_values = cached_values(form, one.kv_head, padded_value);
       const T *keys[kUnit], *values[kUnit];
       locate<T, S>(of_keys, rows, padded, reinterpret_cast<T *>(space.keys), keys);
       locate<T, S>(of_values, rows, count, reinterpret_cast<T *>(space.values), values);
-      for (int64_t row = 0; row < one.count; row++) {
+      for (int64_t row = 0; row < one.count; row += kQueries) {
+        const Q *query = query_of(one) + row * form.padded_dim;
         float *scores = space.scores + row * kUnit;
-        for (int64_t i = 0; i < padded; i += kLanes) {
+        const auto ask = [&] {
           for (int64_t j = 0; j < kOfKeys; j++) ahead.ask();
-          store(scores + i, products(query_of(one) + row * form.padded_dim, keys + i, form.padded_dim));
+        };
+        switch (one.count - row) {
+          case 1: multiply_keys<1>(form, query, keys, padded, scores, ask); break;
+          case 2: multiply_keys<2>(form, query, keys, padded, scores, ask); break;
+          case 3: multiply_keys<3>(form, query, keys, padded, scores, ask); break;
+          default: multiply_keys<4>(form, query, keys, padded, scores, ask); break;
         }
       }
       for (int64_t row = 0; row < one.count; row += kLanes) {
         weigh<W>(form, one, own, row, least(kLanes, one.count - row), space.scores + row * kUnit, weights + row * kUnit,
                  kUnit, key, count, padded);
       }
-      for (int64_t row = 0; row < one.count; row += 4) {
+      for (int64_t row = 0; row < one.count; row += kQueries) {
         const W *weight = weights + row * kUnit;
         float *out = own.out + row * form.padded_value;
         const auto ask = [&](int64_t, int64_t column) {

@@ -52,13 +52,13 @@ TG_INLINE bool by_tiles(const tg_weight *weight, int64_t rows) {
   return kTiles && rows >= kTileRows && weight->format >= TG_WEIGHT_BF16 && weight->format <= TG_WEIGHT_INT4_GROUPS;
 }
 
-// Adds bias and y to a panel's sums, rounds once, and stores.
+// Adds bias and y to a panel's sums, `parts` vectors of them from `begin` on, rounds once, and stores.
 template <typename Y>
-TG_INLINE void emit_as(const Linear &job, int64_t row, int64_t panel, const Vec *sums) {
+TG_INLINE void emit_as(const Linear &job, int64_t row, int64_t panel, const Vec *sums, int begin, int parts) {
   const int64_t first = panel * kPanel, count = least(kPanel, job.weight->outs - first);
   Y *y = reinterpret_cast<Y *>(job.y + row * job.y_stride) + first;
-  for (int part = 0; part < kParts; part++) {
-    const int64_t at = part * kLanes, left = count - at;
+  for (int part = 0; part < parts; part++) {
+    const int64_t at = (begin + part) * kLanes, left = count - at;
     Vec value = sums[part];
     if (left >= kLanes) {
       if (job.bias != nullptr) value = value + load(job.bias + first + at);
@@ -72,11 +72,11 @@ TG_INLINE void emit_as(const Linear &job, int64_t row, int64_t panel, const Vec 
   }
 }
 
-TG_INLINE void emit(const Linear &job, int64_t row, int64_t panel, const Vec *sums) {
+TG_INLINE void emit(const Linear &job, int64_t row, int64_t panel, const Vec *sums, int begin = 0, int parts = kParts) {
   if (job.y_bf16) {
-    emit_as<Bf16>(job, row, panel, sums);
+    emit_as<Bf16>(job, row, panel, sums, begin, parts);
   } else {
-    emit_as<float>(job, row, panel, sums);
+    emit_as<float>(job, row, panel, sums, begin, parts);
   }
 }
 

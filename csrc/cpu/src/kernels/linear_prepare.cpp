@@ -10,11 +10,10 @@ using IntUnit = int16_t;
 #else
 using IntUnit = int8_t;
 #endif
-typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
 template <typename Unit>
 TG_INLINE auto narrowed(IVec q) {
   if constexpr (sizeof(Unit) == 2) {
-    return __builtin_convertvector(q, Shorts);
+    return to_shorts(q);
   } else {
     return to_bytes(q);
   }
@@ -78,7 +77,8 @@ void copy_row(const X *x, int64_t ins, int64_t padded, const Row &to) {
 
 // Quantizes x[0, count) and writes zeros up to `padded`.
 template <typename Unit, typename X>
-void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t offset, int32_t zero, float *scale, int32_t *sum) {
+void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t offset, int32_t zero, float *scale,
+              int32_t *offset_sum) {
   Vec top = {};
   for (int64_t i = 0; i < count; i += kLanes) top = max(top, abs(load_some(x + i, count - i)));
   const float amax = largest(top);
@@ -90,10 +90,8 @@ void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t 
     const auto units = narrowed<Unit>(q);
     memcpy(to.at((offset + i) * static_cast<int64_t>(sizeof(Unit))), &units, sizeof units);
   }
-  int32_t whole = 0;
-  for (int i = 0; i < kLanes; i++) whole += total[i];
   *scale = amax / 127.0f;
-  *sum = -whole * zero;
+  *offset_sum = -sum(total) * zero;
 }
 
 template <typename X>

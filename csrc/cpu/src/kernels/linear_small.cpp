@@ -61,15 +61,13 @@ struct Small {
     const __m256i zero = _mm256_setzero_si256(), each = _mm256_set1_epi32(first);
     return {{zero, zero}, {each, each}};
   }
-  TG_INLINE static __m256i spread(const char *x) {
-    int32_t four;
-    memcpy(&four, x, 4);
-    return _mm256_set1_epi32(four);
-  }
-  TG_INLINE static void step(Acc &acc, const Units &units, __m256i four) {
-    for (int h = 0; h < 2; h++) {
-      acc.narrow[h] = _mm256_add_epi16(acc.narrow[h], _mm256_maddubs_epi16(units.half[h], four));
-    }
+  TG_INLINE static const char *spread(const char *x) { return x; }
+  // The instructions themselves, as in add_products.
+  TG_INLINE static void step(Acc &acc, const Units &units, const char *x) {
+    __m256i four, products;
+    asm("vpbroadcastd %4, %2\n\tvpmaddubsw %2, %6, %3\n\tvpmaddubsw %2, %5, %2\n\tvpaddw %2, %0, %0\n\tvpaddw %3, %1, %1"
+        : "+x"(acc.narrow[0]), "+x"(acc.narrow[1]), "=&x"(four), "=&x"(products)
+        : "m"(*reinterpret_cast<const char(*)[4]>(x)), "x"(units.half[0]), "x"(units.half[1]));
   }
   TG_INLINE static void flush(Acc &acc) {
     for (int h = 0; h < 2; h++) {
@@ -228,7 +226,8 @@ TG_INLINE void load_bytes(const uint8_t *from, Vec *to) {
 
 // A form says how a record of a panel, some groups of inputs, is read. kFlush: steps whose sums fit 16 bits. kShift: values
 // have an offset that is taken off by the sum of x; kMins: each group has a minimum that is taken off.
-template <bool kZeros>
+// kGroup: of inputs; 0 where only the weight knows.
+template <bool kZeros, int kGroup>
 struct Int4 {
   static constexpr int kFlush = 8, kStreams = 8;
   static constexpr bool kShift = !kZeros, kMins = kZeros;
@@ -236,7 +235,7 @@ struct Int4 {
 
   TG_INLINE static int64_t record_bytes(const tg_weight *weight) { return weight->group * (kPanel / 2); }
   TG_INLINE static int64_t groups(const tg_weight *) { return 1; }
-  TG_INLINE static int64_t pairs(const tg_weight *weight) { return weight->group / 8; }
+  TG_INLINE static int64_t pairs(const tg_weight *weight) { return (kGroup != 0 ? kGroup : weight->group) / 8; }
   TG_INLINE void open(const tg_weight *weight, const uint8_t *, int64_t panel, int64_t record) {
     load_scales(weight, panel, record, factor);
     if constexpr (kZeros) {
@@ -310,8 +309,10 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
     for (int s = 0; s < kStreams; s++) form[s].open(weight, record[s], panel + s * apart, at);
     for (int64_t group = 0; group < groups; group++) {
       typename Small::Acc acc[kRows][kStreams];
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) {
         const int32_t sum = Form::kShift ? x_sums[r * weight->groups] : 0;
+#pragma GCC unroll 8
         for (int s = 0; s < kStreams; s++) acc[r][s] = Small::start(sum);
       }
       for (int64_t first = 0; first < pairs; first += Form::kFlush / 2) {
@@ -336,7 +337,9 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
             }
           }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 8
           for (int s = 0; s < kStreams; s++) Small::flush(acc[r][s]);
         }
       }
@@ -367,21 +370,24 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
   }
 }
 
-template <typename Form, int kRows, int kStreams>
-int64_t rows_by(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
-  for (; row + kRows <= job.rows; row += kRows) block<Form, kRows, kStreams>(job, row, panel, apart);
-  return row;
+// As many rows at a time as the registers hold, and about as many each time.
+constexpr int kMostRows = kLanes == 16 ? 8 : Small::kInRegisters ? 4 : 1;
+
+template <typename Form, int kStreams, int kRows>
+TG_INLINE void rows_of(const Linear &job, int64_t rows, int64_t row, int64_t panel, int64_t apart) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return rows_of<Form, kStreams, kRows - 1>(job, rows, row, panel, apart);
+  }
+  block<Form, kRows, kStreams>(job, row, panel, apart);
 }
 
-// As many rows at a time as the registers hold.
 template <typename Form, int kStreams>
 void panels_at(const Linear &job, int64_t panel, int64_t apart) {
-  int64_t row = 0;
-  if constexpr (kLanes == 16) row = rows_by<Form, 8, kStreams>(job, row, panel, apart);
-  if constexpr (kLanes == 16) row = rows_by<Form, 4, kStreams>(job, row, panel, apart);
-  if constexpr (kLanes != 16 && Small::kInRegisters) row = rows_by<Form, 3, kStreams>(job, row, panel, apart);
-  if constexpr (Small::kInRegisters) row = rows_by<Form, 2, kStreams>(job, row, panel, apart);
-  rows_by<Form, 1, kStreams>(job, row, panel, apart);
+  const int64_t blocks = ceil_div(job.rows, kMostRows);
+  for (int64_t i = 0; i < blocks; i++) {
+    const Share rows = share_of(job.rows, i, blocks);
+    rows_of<Form, kStreams, kMostRows>(job, rows.end - rows.begin, rows.begin, panel, apart);
+  }
 }
 
 template <typename Form, int kStreams>
@@ -414,8 +420,11 @@ void multiply_small(const Linear &job) {
     case TG_WEIGHT_Q4_K: return multiply_by<Q4K>(job);
     case TG_WEIGHT_Q5_K: return multiply_by<Q5K>(job);
     case TG_WEIGHT_Q6_K: return multiply_by<Q6K>(job);
-    case TG_WEIGHT_INT4_ZEROS: return multiply_by<Int4<true>>(job);
-    default: return multiply_by<Int4<false>>(job);
+    case TG_WEIGHT_INT4_ZEROS: return multiply_by<Int4<true, 0>>(job);
+    default:
+      // The commonest, whose sums need not wait for more of their group.
+      if (job.weight->group == 32) return multiply_by<Int4<false, 32>>(job);
+      return multiply_by<Int4<false, 0>>(job);
   }
 }
 

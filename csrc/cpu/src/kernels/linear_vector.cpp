@@ -5,138 +5,169 @@
 namespace tg::TG_ISA {
 namespace {
 
-// The vector products. A step takes 64 bytes of the weight, the same inputs of 16 outputs, and a unit of x.
+// The vector products. A step takes 64 bytes of the weight, the same inputs of 16 outputs, and a unit of x, in kTurns turns: what a
+// turn takes of the weight is brought into form once for all rows. A product may do with a part of the panel's outputs, kSums vectors
+// of them, where the sums of all would leave registers for too few rows.
 struct Floats {
   static constexpr int kUnit = 4;    // bytes of x in a step
+  static constexpr int kTurns = 1;
+  static constexpr int kSums = kParts;
+  static constexpr int kRegisters = kParts;  // that hold the sums of a row
   static constexpr bool kInteger = false;
   struct Acc {
+    Vec part[kParts];
+  };
+  struct Right {
     Vec part[kParts];
   };
   TG_INLINE static Acc start(int32_t) { return {}; }
   TG_INLINE static void finish(const Acc &acc, Vec *sums) {
     for (int part = 0; part < kParts; part++) sums[part] = acc.part[part];
   }
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
-    float unit;
-    memcpy(&unit, x, 4);
-    for (int part = 0; part < kParts; part++) {
-      acc.part[part] = fma(splat(unit), load(reinterpret_cast<const float *>(weight) + part * kLanes), acc.part[part]);
-    }
+  TG_INLINE static Right take(const uint8_t *weight, int) {
+    Right right;
+    for (int part = 0; part < kParts; part++) right.part[part] = load(reinterpret_cast<const float *>(weight) + part * kLanes);
+    return right;
+  }
+  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int turn) {
+    const float *unit = reinterpret_cast<const float *>(x) + turn;
+    if constexpr (kParts == 2) return add_products(acc.part[0], acc.part[1], unit, right.part[0], right.part[1]);
+    for (int part = 0; part < kParts; part++) acc.part[part] = fma(splat(*unit), right.part[part], acc.part[part]);
   }
 };
 
 struct Halves : Floats {
   static constexpr int kUnit = 8;  // two floats
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
-    const Half *halves = reinterpret_cast<const Half *>(weight);
-    for (int i = 0; i < 2; i++) {
-      float unit;
-      memcpy(&unit, x + i * 4, 4);
-      for (int part = 0; part < kParts; part++) {
-        acc.part[part] = fma(splat(unit), load(halves + i * kPanel + part * kLanes), acc.part[part]);
-      }
-    }
+  static constexpr int kTurns = 2;
+  TG_INLINE static Right take(const uint8_t *weight, int turn) {
+    Right right;
+    const Half *halves = reinterpret_cast<const Half *>(weight) + turn * kPanel;
+    for (int part = 0; part < kParts; part++) right.part[part] = load(halves + part * kLanes);
+    return right;
   }
 };
 
 struct Bf16s : Floats {
   static constexpr int kUnit = 8;  // two floats
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
-    float first, second;
-    memcpy(&first, x, 4);
-    memcpy(&second, x + 4, 4);
+  static constexpr int kTurns = 2;
+  TG_INLINE static Right take(const uint8_t *weight, int turn) {
+    Right right;
     for (int part = 0; part < kParts; part++) {
       UVec both;
       memcpy(&both, weight + part * kLanes * 4, sizeof both);
-      acc.part[part] = fma(splat(first), cast<Vec>(both << 16), acc.part[part]);
-      acc.part[part] = fma(splat(second), cast<Vec>(both & 0xffff0000u), acc.part[part]);
+      right.part[part] = cast<Vec>(turn == 0 ? both << 16 : both & 0xffff0000u);
     }
+    return right;
   }
 };
 
 #if defined(__AVX512BF16__)
 struct Bf16Pairs : Floats {
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+  struct Right {
+    __m512i pairs;
+  };
+  TG_INLINE static Right take(const uint8_t *weight, int) { return {_mm512_loadu_si512(weight)}; }
+  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int) {
     int32_t unit;
     memcpy(&unit, x, 4);
-    acc.part[0] = _mm512_dpbf16_ps(acc.part[0], cast<__m512bh>(_mm512_set1_epi32(unit)),
-                                   cast<__m512bh>(_mm512_loadu_si512(weight)));
+    acc.part[0] = _mm512_dpbf16_ps(acc.part[0], cast<__m512bh>(_mm512_set1_epi32(unit)), cast<__m512bh>(right.pairs));
   }
 };
 #endif
 
 #if defined(__AVX512F__)
 struct Bytes {
-  static constexpr int kUnit = 4;
+  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kRegisters = 1;
   static constexpr bool kInteger = true;
   struct Acc {
     __m512i sum;
   };
+  struct Right {
+    __m512i bytes;
+  };
   TG_INLINE static Acc start(int32_t first) { return {_mm512_set1_epi32(first)}; }
   TG_INLINE static void finish(const Acc &acc, Vec *sums) { sums[0] = _mm512_cvtepi32_ps(acc.sum); }
-  TG_INLINE static void dot(Acc &acc, __m512i weight, const char *x) {
+  TG_INLINE static Right take(const uint8_t *weight, int) { return {_mm512_loadu_si512(weight)}; }
+  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int) {
     int32_t unit;
     memcpy(&unit, x, 4);
-    acc.sum = add_bytes(acc.sum, weight, _mm512_set1_epi32(unit));
+    acc.sum = add_bytes(acc.sum, right.bytes, _mm512_set1_epi32(unit));
   }
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) { dot(acc, _mm512_loadu_si512(weight), x); }
 };
 #elif defined(__AVX2__)
-struct Bytes {
+// Of kHalves * 8 outputs.
+template <int kHalves>
+struct SomeBytes {
   static constexpr int kUnit = 8;  // four 16-bit numbers
+  static constexpr int kTurns = kHalves, kSums = kHalves, kRegisters = 2 * kHalves;
   static constexpr bool kInteger = true;
   struct Acc {
-    __m256i pairs[4];  // of four outputs each: the sums of two inputs beside those of the other two
+    __m256i pairs[kRegisters];  // of four outputs each: the sums of two inputs beside those of the other two
+  };
+  struct Right {
+    __m256i shorts[2];
   };
   TG_INLINE static Acc start(int32_t first) {
-    const __m256i each = _mm256_set1_epi64x(static_cast<uint32_t>(first));
-    return {{each, each, each, each}};
+    Acc acc;
+    for (int i = 0; i < kRegisters; i++) acc.pairs[i] = _mm256_set1_epi64x(static_cast<uint32_t>(first));
+    return acc;
   }
   TG_INLINE static void finish(const Acc &acc, Vec *sums) {
-    for (int part = 0; part < 2; part++) {
+    for (int part = 0; part < kHalves; part++) {
       const __m256i mixed = _mm256_hadd_epi32(acc.pairs[2 * part], acc.pairs[2 * part + 1]);
       sums[part] = _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xd8));
     }
   }
-  TG_INLINE static void dot(Acc &acc, int quarter, __m128i weight, const char *x) {
-    int64_t unit;
-    memcpy(&unit, x, 8);
-    const __m256i products = _mm256_madd_epi16(_mm256_cvtepu8_epi16(weight), _mm256_set1_epi64x(unit));
-    acc.pairs[quarter] = _mm256_add_epi32(acc.pairs[quarter], products);
+  TG_INLINE static Right take(const uint8_t *weight, int turn) {
+    const __m128i *from = reinterpret_cast<const __m128i *>(weight + turn * 32);
+    return {_mm256_cvtepu8_epi16(_mm_loadu_si128(from)), _mm256_cvtepu8_epi16(_mm_loadu_si128(from + 1))};
   }
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
-    for (int i = 0; i < 4; i++) dot(acc, i, _mm_loadu_si128(reinterpret_cast<const __m128i *>(weight + i * 16)), x);
+  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int turn) {
+    // As in add_products.
+    __m256i unit, products;
+    asm("vpbroadcastq %4, %2\n\tvpmaddwd %6, %2, %3\n\tvpmaddwd %5, %2, %2\n\tvpaddd %2, %0, %0\n\tvpaddd %3, %1, %1"
+        : "+x"(acc.pairs[turn * 2]), "+x"(acc.pairs[turn * 2 + 1]), "=&x"(unit), "=&x"(products)
+        : "m"(*reinterpret_cast<const char(*)[8]>(x)), "x"(right.shorts[0]), "x"(right.shorts[1]));
   }
 };
+using Bytes = SomeBytes<2>;
 #elif defined(__ARM_FEATURE_DOTPROD)
 struct Bytes {
-  static constexpr int kUnit = 4;
+  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kRegisters = kParts;
   static constexpr bool kInteger = true;
   struct Acc {
     int32x4_t part[kParts];
+  };
+  struct Right {
+    int8x16_t part[kParts];
   };
   // The products are of signed bytes: what was added to the weight's values is taken off them, not off the sum.
   TG_INLINE static Acc start(int32_t) { return {}; }
   TG_INLINE static void finish(const Acc &acc, Vec *sums) {
     for (int part = 0; part < kParts; part++) sums[part] = vcvtq_f32_s32(acc.part[part]);
   }
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+  TG_INLINE static Right take(const uint8_t *weight, int) {
+    Right right;
+    for (int part = 0; part < kParts; part++) {
+      right.part[part] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(weight + part * 16), vdupq_n_u8(0x80)));
+    }
+    return right;
+  }
+  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int) {
     int32_t unit;
     memcpy(&unit, x, 4);
     const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(unit));
-    for (int part = 0; part < kParts; part++) {
-      const uint8x16_t values = veorq_u8(vld1q_u8(weight + part * 16), vdupq_n_u8(0x80));
-      acc.part[part] = vdotq_s32(acc.part[part], vreinterpretq_s8_u8(values), four);
-    }
+    for (int part = 0; part < kParts; part++) acc.part[part] = vdotq_s32(acc.part[part], right.part[part], four);
   }
 };
-#elif !defined(__AVX2__)
+#else
 struct Bytes {
-  static constexpr int kUnit = 4;
+  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kRegisters = kParts;
   static constexpr bool kInteger = true;
   struct Acc {
     int32_t sum[kPanel];
   };
+  using Right = const uint8_t *;
   TG_INLINE static Acc start(int32_t first) {
     Acc acc;
     for (int o = 0; o < kPanel; o++) acc.sum[o] = first;
@@ -145,7 +176,8 @@ struct Bytes {
   TG_INLINE static void finish(const Acc &acc, Vec *sums) {
     for (int o = 0; o < kPanel; o++) sums[o / kLanes][o % kLanes] = static_cast<float>(acc.sum[o]);
   }
-  TG_INLINE static void step(Acc &acc, const uint8_t *weight, const char *x) {
+  TG_INLINE static Right take(const uint8_t *weight, int) { return weight; }
+  TG_INLINE static void step(Acc &acc, Right weight, const char *x, int) {
     for (int o = 0; o < kPanel; o++) {
       for (int i = 0; i < 4; i++) acc.sum[o] += weight[o * 4 + i] * static_cast<int8_t>(x[i]);
     }
@@ -153,37 +185,46 @@ struct Bytes {
 };
 #endif
 
-// acc[r][s] += the steps from `begin` to `end` of row r of x and stream s of the weight.
+// acc[r][s] += the steps from `begin` to `end` of row r of x and stream s of the weight. Row by row within a turn: the registers
+// hold what all streams have there, and not in turn what all rows have.
 template <typename Dot, int kRows, int kStreams>
 TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const uint8_t *const (&weight)[kStreams], const char *x,
                         int64_t x_stride, int64_t begin, int64_t end, const Ahead &ahead) {
-  for (int64_t i = begin; i < end; i++) {
-    if constexpr (kLanes == 16) {
-      // Row by row: the registers hold what all streams have in this step, and not in turn what all rows have.
+  typename Dot::Acc held[kRows][kStreams];  // in registers: what is behind the loop takes those of `acc` one by one, from memory
 #pragma GCC unroll 8
-      for (int s = 0; s < kStreams; s++) ahead.ask(weight[s], i);
+  for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 8
+    for (int s = 0; s < kStreams; s++) held[r][s] = acc[r][s];
+  }
+  for (int64_t i = begin; i < end; i++) {
+#pragma GCC unroll 8
+    for (int s = 0; s < kStreams; s++) ahead.ask(weight[s], i);
+#pragma GCC unroll 2
+    for (int turn = 0; turn < Dot::kTurns; turn++) {
+      typename Dot::Right right[kStreams];
+#pragma GCC unroll 8
+      for (int s = 0; s < kStreams; s++) right[s] = Dot::take(weight[s] + i * 64, turn);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 8
-        for (int s = 0; s < kStreams; s++) Dot::step(acc[r][s], weight[s] + i * 64, x + r * x_stride + i * Dot::kUnit);
-      }
-    } else {
-#pragma GCC unroll 8
-      for (int s = 0; s < kStreams; s++) {
-        ahead.ask(weight[s], i);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; r++) Dot::step(acc[r][s], weight[s] + i * 64, x + r * x_stride + i * Dot::kUnit);
+        for (int s = 0; s < kStreams; s++) Dot::step(held[r][s], right[s], x + r * x_stride + i * Dot::kUnit, turn);
       }
     }
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 8
+    for (int s = 0; s < kStreams; s++) acc[r][s] = held[r][s];
+  }
 }
 
-// The sums of kRows rows from `row` on and of the panels panel, panel + apart, ...
+// The sums of kRows rows from `row` on and of the panels panel, panel + apart, ..., from a panel's vector `part` on.
 template <typename Dot, int kRows, int kStreams>
-void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
+void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int part = 0) {
+  constexpr int kSums = Dot::kSums;
   const tg_weight *weight = job.weight;
   const uint8_t *from[kStreams];
-  for (int s = 0; s < kStreams; s++) from[s] = weight->values + (panel + s * apart) * weight->panel_bytes;
+  for (int s = 0; s < kStreams; s++) from[s] = weight->values + (panel + s * apart) * weight->panel_bytes + part * (64 / kParts);
   const char *x = job.x.values + row * job.x.row_bytes;
   typename Dot::Acc acc[kRows][kStreams];
   if (!has_groups(weight)) {
@@ -194,19 +235,19 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
     multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, 0, steps, Ahead(job, row, kRows, steps));
     for (int r = 0; r < kRows; r++) {
       for (int s = 0; s < kStreams; s++) {
-        Vec sums[kParts];
+        Vec sums[kSums];
         Dot::finish(acc[r][s], sums);
         const int64_t at = panel + s * apart;
-        for (int part = 0; Dot::kInteger && part < kParts; part++) {
-          sums[part] = sums[part] * (load(weight->scales + at * kPanel + part * kLanes) * job.x.scales[row + r]);
+        for (int i = 0; Dot::kInteger && i < kSums; i++) {
+          sums[i] = sums[i] * (load(weight->scales + at * kPanel + (part + i) * kLanes) * job.x.scales[row + r]);
         }
-        emit(job, row + r, at, sums);
+        emit(job, row + r, at, sums, part, kSums);
       }
     }
     return;
   }
   if constexpr (Dot::kInteger) {
-    Vec sums[kRows][kStreams][kParts] = {};
+    Vec sums[kRows][kStreams][kSums] = {};
     const int64_t steps = weight->group / 4;
     const Ahead ahead(job, row, kRows, weight->groups * steps);
     for (int64_t g = 0; g < weight->groups; g++) {
@@ -220,17 +261,17 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
         load_scales(weight, panel + s * apart, g, scales);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; r++) {
-          Vec dots[kParts];
+          Vec dots[kSums];
           Dot::finish(acc[r][s], dots);
-          for (int part = 0; part < kParts; part++) {
-            const Vec scale = scales[part] * job.x.scales[(row + r) * weight->groups + g];
-            sums[r][s][part] = fma(dots[part], scale, sums[r][s][part]);
+          for (int i = 0; i < kSums; i++) {
+            const Vec scale = scales[part + i] * job.x.scales[(row + r) * weight->groups + g];
+            sums[r][s][i] = fma(dots[i], scale, sums[r][s][i]);
           }
         }
       }
     }
     for (int r = 0; r < kRows; r++) {
-      for (int s = 0; s < kStreams; s++) emit(job, row + r, panel + s * apart, sums[r][s]);
+      for (int s = 0; s < kStreams; s++) emit(job, row + r, panel + s * apart, sums[r][s], part, kSums);
     }
   }
 }
@@ -239,23 +280,29 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
 // come from farther away.
 constexpr int64_t kNearBytes = 512 << 10, kNearRows = 32;
 
-// How many accumulators of a panel the registers hold.
-constexpr int kRoom = kLanes == 16 ? 16 : 4;
+// So many registers hold sums; the others what is multiplied.
+constexpr int kHeld = kLanes == 8 ? 12 : 16, kMostRows = 8;
 
-template <typename Dot, int kRows, int kStreams>
-int64_t rows_by(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
-  for (; row + kRows <= job.rows; row += kRows) block<Dot, kRows, kStreams>(job, row, panel, apart);
-  return row;
+// Blocks of as many rows as the registers hold the sums of, and of about as many each: few rows wait for one another's sums.
+template <typename Dot, int kStreams, int kRows>
+TG_INLINE void rows_of(const Linear &job, int64_t rows, int64_t row, int64_t panel, int64_t apart, int part) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return rows_of<Dot, kStreams, kRows - 1>(job, rows, row, panel, apart, part);
+  }
+  block<Dot, kRows, kStreams>(job, row, panel, apart, part);
 }
 
-// All rows times kStreams panels; the most rows at a time that the registers hold.
+// All rows times kStreams panels.
 template <typename Dot, int kStreams>
 void panels_at(const Linear &job, int64_t panel, int64_t apart) {
-  int64_t row = 0;
-  if constexpr (kStreams * 8 <= kRoom) row = rows_by<Dot, 8, kStreams>(job, row, panel, apart);
-  if constexpr (kStreams * 4 <= kRoom) row = rows_by<Dot, 4, kStreams>(job, row, panel, apart);
-  if constexpr (kStreams * 2 <= kRoom) row = rows_by<Dot, 2, kStreams>(job, row, panel, apart);
-  rows_by<Dot, 1, kStreams>(job, row, panel, apart);
+  constexpr int kHere = kHeld / (Dot::kRegisters * kStreams), kMost = kHere < kMostRows ? kHere : kMostRows;
+  const int64_t blocks = ceil_div(job.rows, kMost);
+  for (int part = 0; part < kParts; part += Dot::kSums) {
+    for (int64_t i = 0; i < blocks; i++) {
+      const Share rows = share_of(job.rows, i, blocks);
+      rows_of<Dot, kStreams, kMost>(job, rows.end - rows.begin, rows.begin, panel, apart, part);
+    }
+  }
 }
 
 template <typename Dot, int kStreams>
@@ -273,7 +320,9 @@ void multiply_by(const Linear &job) {
     if (reads_many() && job.rows <= 4) begin = streams_by<Dot, 4>(job, begin);
     begin = streams_by<Dot, 2>(job, begin);
   } else {
-    if (job.rows == 1) begin = streams_by<Dot, 4>(job, begin);
+    if constexpr (Dot::kRegisters * 4 <= kHeld) {
+      if (job.rows == 1) begin = streams_by<Dot, 4>(job, begin);
+    }
     if (job.rows <= 2) begin = streams_by<Dot, 2>(job, begin);
   }
   streams_by<Dot, 1>(job, begin);
@@ -301,7 +350,11 @@ void multiply_near(const Linear &job) {
 #endif
       return multiply_by<Bf16s>(job);
     case TG_WEIGHT_F16: return multiply_by<Halves>(job);
-    default: return multiply_by<Bytes>(job);
+    default:
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      if (job.rows > 2) return multiply_by<SomeBytes<1>>(job);
+#endif
+      return multiply_by<Bytes>(job);
   }
 }
 
