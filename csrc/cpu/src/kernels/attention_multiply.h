@@ -131,24 +131,25 @@ TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const float *left, int64_t s
 }
 
 // out [rows, 16 * kColumns] = or += left [rows, 32 * chunks] * columns of tiles; rows are whole times kTogether. next: from a tile
-// to the one with the following inputs.
+// to the one with the following inputs. A function of its own, so that the compiler finds registers for the sums in its loops alone.
 template <bool kAdd, typename X>
-TG_INLINE void multiply_tiles(const X *left, int64_t left_stride, const Bf16 *const (&right)[kColumns], int64_t next, int64_t chunks,
+__attribute__((noinline)) void multiply_tiles(const X *left, int64_t left_stride, const Bf16 *const (&right)[kColumns], int64_t next, int64_t chunks,
                               int64_t rows, float *out, int64_t stride) {
   for (int64_t row = 0; row < rows; row += kTogether, left += kTogether * left_stride, out += kTogether * stride) {
     Vec sums[kTogether][2];
 #pragma GCC unroll 8
     for (int r = 0; r < kTogether; r++) {
+#pragma GCC unroll 2
       for (int v = 0; v < 2; v++) sums[r][v] = kAdd ? load(out + r * stride + v * kLanes) : Vec{};
     }
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
       const Bf16 *tiles[kColumns];
       for (int c = 0; c < kColumns; c++) tiles[c] = right[c] + chunk * next;
-#pragma GCC unroll 2
       for (int64_t pair = 0; pair < 16; pair++) add_pairs(sums, left + chunk * 32 + pair * 2, left_stride, tiles, pair);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kTogether; r++) {
+#pragma GCC unroll 2
       for (int v = 0; v < 2; v++) store(out + r * stride + v * kLanes, sums[r][v]);
     }
   }
