@@ -233,7 +233,7 @@ def notes(results: Results, threads: int, rounds: int, load: float) -> list[str]
     told = [f"Random weights, {threads} threads, medians of {rounds} rounds; load average {load:.1f} when it began."]
     if limits:
         for name, unit in (("one", "GB/s by one stream of reads a thread"), ("eight", "GB/s by eight"),
-                           ("products", "GFLOP/s in products of bfloat16")):  # fmt: skip
+                           ("products", "GFLOP/s in products of matrices")):  # fmt: skip
             values = [getattr(each, name) for each in limits]
             told.append(f"Probes: {min(values):.1f} to {max(values):.1f} {unit}, median {median(values):.1f}.")
         moved = sum(not turn.steady for turn in every)
