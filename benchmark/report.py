@@ -131,15 +131,19 @@ def device() -> str:
             told.setdefault(key.strip(), value.strip())
     except OSError:
         pass
-    model = told.get("model name") or platform.processor() or platform.machine()
-    model = " ".join(re.sub(r"\((R|TM|tm)\)|\bCPU\b|\bProcessor\b|@.*", " ", model).split())
-    # A hypervisor hides the number of the model, and tiles too where it likes: with and without are two machines.
-    instructions = told.get("flags", "").split()
-    for name, flag, word in (("Intel Xeon", "amx_tile", "AMX"), ("AMD EPYC", "avx512f", "AVX-512")):
-        if model == name and flag not in instructions:
-            model += f" without {word}"
+    model = processor_name(told.get("model name") or platform.processor() or platform.machine(), told.get("flags", ""))
     cores = len(os.sched_getaffinity(0))
     return f"{model}, {cores} core{'s' if cores > 1 else ''}"
+
+
+def processor_name(model: str, flags: str) -> str:
+    """A processor's name, without what says nothing. A hypervisor hides the number of the model, and instructions too
+    where it likes: with and without are two machines."""
+    name = " ".join(re.sub(r"\((R|TM|tm)\)|\bCPU\b|\bProcessor\b|@.*", " ", model).split())
+    for known, flag, word in (("Intel Xeon", "amx_tile", "AMX"), ("AMD EPYC", "avx512f", "AVX-512")):
+        if name == known and flag not in flags.split():
+            name += f" without {word}"
+    return name
 
 
 def number(value: float | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.report import RESULTS, Report, ReportError, Row, load, number, page, plot, table
+from benchmark.report import RESULTS, Report, ReportError, Row, load, number, page, plot, processor_name, table
 
 
 def report(*rows: Row) -> Report:
@@ -72,6 +72,20 @@ def test_the_page_has_every_row_and_says_what_fails() -> None:
     assert "x\\|y" in text and "12,345" in text
     whole = page([report(*rows)])
     assert text in whole and "- quiet machine" in whole and "`make bench-echo`, 2026-01-02. textgen 1." in whole
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "name"),
+    [
+        ("Intel(R) Xeon(R) Processor @ 2.60GHz", "avx512f amx_tile", "Intel Xeon"),
+        ("Intel(R) Xeon(R) Processor @ 2.60GHz", "avx512f", "Intel Xeon without AMX"),
+        ("AMD EPYC", "avx2 avx512f", "AMD EPYC"),
+        ("AMD EPYC", "avx2", "AMD EPYC without AVX-512"),
+        ("AMD EPYC 7763 64-Core Processor", "avx2", "AMD EPYC 7763 64-Core"),
+    ],
+)
+def test_processors_with_other_instructions_have_other_names(model: str, flags: str, name: str) -> None:
+    assert processor_name(model, flags) == name
 
 
 def test_numbers_are_short() -> None:

@@ -370,24 +370,11 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
   }
 }
 
-// As many rows at a time as the registers hold, and about as many each time.
-constexpr int kMostRows = kLanes == 16 ? 8 : Small::kInRegisters ? 4 : 1;
-
-template <typename Form, int kStreams, int kRows>
-TG_INLINE void rows_of(const Linear &job, int64_t rows, int64_t row, int64_t panel, int64_t apart) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return rows_of<Form, kStreams, kRows - 1>(job, rows, row, panel, apart);
-  }
-  block<Form, kRows, kStreams>(job, row, panel, apart);
-}
+constexpr int kMostRows = kLanes == 16 ? 8 : Small::kInRegisters ? 4 : 1;  // that the registers hold
 
 template <typename Form, int kStreams>
 void panels_at(const Linear &job, int64_t panel, int64_t apart) {
-  const int64_t blocks = ceil_div(job.rows, kMostRows);
-  for (int64_t i = 0; i < blocks; i++) {
-    const Share rows = share_of(job.rows, i, blocks);
-    rows_of<Form, kStreams, kMostRows>(job, rows.end - rows.begin, rows.begin, panel, apart);
-  }
+  by_blocks<kMostRows>(job.rows, [&](auto rows, int64_t row) { block<Form, decltype(rows)::value, kStreams>(job, row, panel, apart); });
 }
 
 template <typename Form, int kStreams>

@@ -283,25 +283,14 @@ constexpr int64_t kNearBytes = 512 << 10, kNearRows = 32;
 // So many registers hold sums; the others what is multiplied.
 constexpr int kHeld = kLanes == 8 ? 12 : 16, kMostRows = 8;
 
-// Blocks of as many rows as the registers hold the sums of, and of about as many each: few rows wait for one another's sums.
-template <typename Dot, int kStreams, int kRows>
-TG_INLINE void rows_of(const Linear &job, int64_t rows, int64_t row, int64_t panel, int64_t apart, int part) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return rows_of<Dot, kStreams, kRows - 1>(job, rows, row, panel, apart, part);
-  }
-  block<Dot, kRows, kStreams>(job, row, panel, apart, part);
-}
-
 // All rows times kStreams panels.
 template <typename Dot, int kStreams>
 void panels_at(const Linear &job, int64_t panel, int64_t apart) {
   constexpr int kHere = kHeld / (Dot::kRegisters * kStreams), kMost = kHere < kMostRows ? kHere : kMostRows;
-  const int64_t blocks = ceil_div(job.rows, kMost);
   for (int part = 0; part < kParts; part += Dot::kSums) {
-    for (int64_t i = 0; i < blocks; i++) {
-      const Share rows = share_of(job.rows, i, blocks);
-      rows_of<Dot, kStreams, kMost>(job, rows.end - rows.begin, rows.begin, panel, apart, part);
-    }
+    by_blocks<kMost>(job.rows, [&](auto rows, int64_t row) {
+      block<Dot, decltype(rows)::value, kStreams>(job, row, panel, apart, part);
+    });
   }
 }
 
