@@ -1,5 +1,5 @@
-"""What the machine gives at the moment: reads of memory, and products of matrices, in bfloat16 or, where that is faster,
-in float32."""
+"""What the machine gives at the moment: reads of memory, and products of matrices in bfloat16 or float32, whichever is
+the faster."""
 
 from __future__ import annotations
 
