@@ -102,7 +102,8 @@ TG_INLINE const Bf16 *pairs_of(const Bf16 *const (&tiles)[kColumns], int64_t row
 
 #if defined(__AVX512BF16__)
 // sums += pairs of numbers of each row, `stride` apart, times a row of the tiles.
-TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const Bf16 *left, int64_t stride, const Bf16 *const (&tiles)[kColumns], int64_t row) {
+TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const Bf16 *left, int64_t stride, const Bf16 *const (&tiles)[kColumns],
+                         int64_t row) {
   const __m512bh right = (__m512bh)_mm512_load_si512(pairs_of(tiles, row, 0));
   const __m512bh beside = (__m512bh)_mm512_load_si512(pairs_of(tiles, row, 1));
 #pragma GCC unroll 8
@@ -115,7 +116,8 @@ TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const Bf16 *left, int64_t st
   }
 }
 #endif
-TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const float *left, int64_t stride, const Bf16 *const (&tiles)[kColumns], int64_t row) {
+TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const float *left, int64_t stride, const Bf16 *const (&tiles)[kColumns],
+                         int64_t row) {
 #pragma GCC unroll 2
   for (int i = 0; i < 2; i++) {
     Vec right[2];
@@ -133,8 +135,8 @@ TG_INLINE void add_pairs(Vec (&sums)[kTogether][2], const float *left, int64_t s
 // out [rows, 16 * kColumns] = or += left [rows, 32 * chunks] * columns of tiles; rows are whole times kTogether. next: from a tile
 // to the one with the following inputs. A function of its own, so that the compiler finds registers for the sums in its loops alone.
 template <bool kAdd, typename X>
-__attribute__((noinline)) void multiply_tiles(const X *left, int64_t left_stride, const Bf16 *const (&right)[kColumns], int64_t next, int64_t chunks,
-                              int64_t rows, float *out, int64_t stride) {
+__attribute__((noinline)) void multiply_tiles(const X *left, int64_t left_stride, const Bf16 *const (&right)[kColumns],
+                                              int64_t next, int64_t chunks, int64_t rows, float *out, int64_t stride) {
   for (int64_t row = 0; row < rows; row += kTogether, left += kTogether * left_stride, out += kTogether * stride) {
     Vec sums[kTogether][2];
 #pragma GCC unroll 8

@@ -12,7 +12,7 @@ struct Floats {
   static constexpr int kUnit = 4;    // bytes of x in a step
   static constexpr int kTurns = 1;
   static constexpr int kSums = kParts;
-  static constexpr int kRegisters = kParts;  // that hold the sums of a row
+  static constexpr int kSumRegisters = kParts;  // that hold the sums of a row
   static constexpr bool kInteger = false;
   struct Acc {
     Vec part[kParts];
@@ -77,7 +77,7 @@ struct Bf16Pairs : Floats {
 
 #if defined(__AVX512F__)
 struct Bytes {
-  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kRegisters = 1;
+  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kSumRegisters = 1;
   static constexpr bool kInteger = true;
   struct Acc {
     __m512i sum;
@@ -99,17 +99,17 @@ struct Bytes {
 template <int kHalves>
 struct SomeBytes {
   static constexpr int kUnit = 8;  // four 16-bit numbers
-  static constexpr int kTurns = kHalves, kSums = kHalves, kRegisters = 2 * kHalves;
+  static constexpr int kTurns = kHalves, kSums = kHalves, kSumRegisters = 2 * kHalves;
   static constexpr bool kInteger = true;
   struct Acc {
-    __m256i pairs[kRegisters];  // of four outputs each: the sums of two inputs beside those of the other two
+    __m256i pairs[kSumRegisters];  // of four outputs each: the sums of two inputs beside those of the other two
   };
   struct Right {
     __m256i shorts[2];
   };
   TG_INLINE static Acc start(int32_t first) {
     Acc acc;
-    for (int i = 0; i < kRegisters; i++) acc.pairs[i] = _mm256_set1_epi64x(static_cast<uint32_t>(first));
+    for (int i = 0; i < kSumRegisters; i++) acc.pairs[i] = _mm256_set1_epi64x(static_cast<uint32_t>(first));
     return acc;
   }
   TG_INLINE static void finish(const Acc &acc, Vec *sums) {
@@ -133,7 +133,7 @@ struct SomeBytes {
 using Bytes = SomeBytes<2>;
 #elif defined(__ARM_FEATURE_DOTPROD)
 struct Bytes {
-  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kRegisters = kParts;
+  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kSumRegisters = kParts;
   static constexpr bool kInteger = true;
   struct Acc {
     int32x4_t part[kParts];
@@ -162,7 +162,7 @@ struct Bytes {
 };
 #else
 struct Bytes {
-  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kRegisters = kParts;
+  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kSumRegisters = kParts;
   static constexpr bool kInteger = true;
   struct Acc {
     int32_t sum[kPanel];
@@ -286,7 +286,7 @@ constexpr int kHeld = kLanes == 8 ? 12 : 16, kMostRows = 8;
 // All rows times kStreams panels.
 template <typename Dot, int kStreams>
 void panels_at(const Linear &job, int64_t panel, int64_t apart) {
-  constexpr int kHere = kHeld / (Dot::kRegisters * kStreams), kMost = kHere < kMostRows ? kHere : kMostRows;
+  constexpr int kHere = kHeld / (Dot::kSumRegisters * kStreams), kMost = kHere < kMostRows ? kHere : kMostRows;
   for (int part = 0; part < kParts; part += Dot::kSums) {
     by_blocks<kMost>(job.rows, [&](auto rows, int64_t row) {
       block<Dot, decltype(rows)::value, kStreams>(job, row, panel, apart, part);
@@ -309,7 +309,7 @@ void multiply_by(const Linear &job) {
     if (reads_many() && job.rows <= 4) begin = streams_by<Dot, 4>(job, begin);
     begin = streams_by<Dot, 2>(job, begin);
   } else {
-    if constexpr (Dot::kRegisters * 4 <= kHeld) {
+    if constexpr (Dot::kSumRegisters * 4 <= kHeld) {
       if (job.rows == 1) begin = streams_by<Dot, 4>(job, begin);
     }
     if (job.rows <= 2) begin = streams_by<Dot, 2>(job, begin);
