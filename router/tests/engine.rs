@@ -32,12 +32,18 @@ struct Recorded {
     stats: Stats,
     steps: usize,
     tokens_sent: usize,
+    /// Steps that were over when somebody was last given a seat.
+    steps_before_admission: usize,
     shards_lost: usize,
 }
 
 impl EngineObserver for Recorder {
     fn planned(&mut self, plan: &Plan) {
-        self.0.lock().unwrap().tokens_sent += plan.tokens.len();
+        let mut recorded = self.0.lock().unwrap();
+        recorded.tokens_sent += plan.tokens.len();
+        if !plan.admits.is_empty() {
+            recorded.steps_before_admission = recorded.steps;
+        }
     }
     fn stepped(&mut self, _: &StepReport) {
         self.0.lock().unwrap().steps += 1;
@@ -529,4 +535,28 @@ async fn stay(mut generation: Generation, expected: Vec<u32>, patience: Option<u
     }
     let whole = patience.unwrap_or(expected.len());
     assert_eq!(read, expected[..whole]);
+}
+
+#[tokio::test]
+async fn who_comes_while_a_step_runs_has_part_in_the_next() {
+    let house = House::new(512);
+    let takes = Duration::from_millis(40);
+    house.attach(MockConfig { takes, forward_ns: takes.as_nanos() as u64, ..MockConfig::default() }).await.unwrap();
+    // Steps enough to know how long they take, and prompts among them.
+    for start in 0..10 {
+        collect(house.submit(request(vec![start, 7, 9], 4)).unwrap()).await.unwrap();
+    }
+    let mut stream = house.submit(request(vec![1, 2, 3], 60)).unwrap();
+    let mut in_the_next = 0;
+    for start in 0..10 {
+        while !matches!(stream.next().await, Some(Event::Token { .. })) {}
+        tokio::time::sleep(takes / 10).await;
+        let over = house.recorder.0.lock().unwrap().steps;
+        collect(house.submit(request(vec![50 + start, 8, 9], 1)).unwrap()).await.unwrap();
+        // Planned two ahead, it would be let in when another step is over.
+        in_the_next += usize::from(house.recorder.0.lock().unwrap().steps_before_admission == over);
+    }
+    drop(stream);
+    assert!(in_the_next > 5, "{in_the_next} of 10 requests had part in the next step");
+    house.empties().await;
 }

@@ -164,8 +164,8 @@ impl Scheduler {
         let Some(mut flight) = self.flights.pop_front() else {
             return Ok(());
         };
-        if let Some((model, elapsed)) = self.step_time.as_mut().zip(results.elapsed) {
-            model.learn(&flight.load, elapsed);
+        if let Some(elapsed) = results.elapsed {
+            self.step_time.learn(&flight.load, elapsed);
         }
         let mut row = 0;
         let mut failure = Failure::default();

@@ -139,7 +139,7 @@ pub struct Scheduler {
     /// As told last.
     now: Micros,
     /// Some when there is a target for it.
-    step_time: Option<StepTime>,
+    step_time: StepTime,
     seats: Seats,
     pool: BlockPool,
     /// What blocks are made of; `None` without windows.
@@ -173,7 +173,7 @@ impl Scheduler {
             tenants: Tenants::default(),
             blocked: None,
             now: 0,
-            step_time: config.target_itl.map(StepTime::new),
+            step_time: StepTime::new(config.target_itl),
             seats: Seats::new(config.max_slots),
             pool: block_pool(&config),
             pages: config.windows.map(|windows| PagePool::new(config.num_blocks, windows)),
@@ -194,8 +194,15 @@ impl Scheduler {
 
     /// What steps took that the shard has run to measure them: the model of step times begins with it.
     pub fn expect(&mut self, measured: &[MeasuredStep]) {
-        if let Some(model) = &mut self.step_time {
-            model.expect(measured);
+        self.step_time.expect(measured);
+    }
+
+    /// How long the step that runs alone surely takes from its beginning on, as far as the last ones tell. Nothing is lost if the
+    /// next one is planned only then, and whoever comes meanwhile has part in it.
+    pub fn busy_for(&self) -> Option<Micros> {
+        match self.flights.len() {
+            1 => self.step_time.at_least(&self.flights.front()?.load),
+            _ => None,
         }
     }
 

@@ -153,8 +153,10 @@ impl Scheduler {
 
     /// Tokens of a prompt that the step can run in time.
     pub(super) fn chunk(&self, start: u32, round: &Round) -> u32 {
-        let Some(model) = self.step_time.as_ref().filter(|_| round.load.streams > 0) else { return u32::MAX };
-        let chunk = model.chunk(&round.load, start);
+        if self.config.target_itl.is_none() || round.load.streams == 0 {
+            return u32::MAX;
+        }
+        let chunk = self.step_time.chunk(&round.load, start);
         if round.load.has_prompts() { chunk } else { chunk.max(self.config.least_chunk()) }
     }
 

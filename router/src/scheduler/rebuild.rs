@@ -32,7 +32,7 @@ impl Scheduler {
     fn replace_limits(&mut self, config: SchedulerConfig) {
         let old = std::mem::replace(&mut self.config, config);
         // What another shard's steps took says nothing of this one's.
-        self.step_time = config.target_itl.map(StepTime::new);
+        self.step_time = StepTime::new(config.target_itl);
         self.seats = Seats::new(config.max_slots);
         self.pool = block_pool(&config);
         self.pages = config.windows.map(|windows| PagePool::new(config.num_blocks, windows));

@@ -11,6 +11,9 @@
 //!
 //! Before there is a model the first prompts beside streams begin small, and each step in time allows twice as much. A shard that
 //! has measured steps before the first request comes gives a model to begin with.
+//!
+//! Without a target the model still says when a step will be over: until shortly before it, the next one need not be planned
+//! (`Scheduler::busy_for`).
 
 use std::collections::VecDeque;
 
@@ -36,6 +39,10 @@ const USUAL: f64 = 4.0;
 const WINDOW: usize = 400;
 /// One in so many of them may lie at it or above.
 const RARE: usize = 200;
+/// What counts as a long step where there is no target, in milliseconds.
+const LONG: f64 = 100.0;
+/// Usual errors by which a step may end before its time.
+const EARLY: f64 = 2.0;
 /// Steps before errors are those of the device and not of what the model has yet to learn.
 const SETTLED: u32 = 128;
 
@@ -108,6 +115,7 @@ impl Load {
 /// The model. Times are in milliseconds inside.
 #[derive(Debug)]
 pub(super) struct StepTime {
+    /// What no step should exceed; without a target, from where on steps count less.
     target: f64,
     prices: [f64; PRICES],
     /// Covariance of the prices, in units of the variance of a step's time.
@@ -125,12 +133,12 @@ pub(super) struct StepTime {
 }
 
 impl StepTime {
-    pub(super) fn new(target: Micros) -> Self {
+    pub(super) fn new(target: Option<Micros>) -> Self {
         let mut covariance = [[0.0; PRICES]; PRICES];
         for (place, row) in covariance.iter_mut().enumerate() {
             row[place] = UNKNOWN;
         }
-        let target = target as f64 / 1e3;
+        let target = target.map_or(LONG, |target| target as f64 / 1e3);
         let (prices, excesses) = ([0.0; PRICES], VecDeque::with_capacity(WINDOW));
         Self { target, prices, covariance, spread: 0.0, excesses, margin: 0.0, proven: 0, steps: 0, prompt_steps: 0 }
     }
@@ -245,6 +253,14 @@ impl StepTime {
     /// How long a step takes, in milliseconds.
     fn predict(&self, load: &Load) -> f64 {
         dot(&self.prices.map(|price| price.max(0.0)), &load.features())
+    }
+
+    /// How long a step surely takes, as far as can be said.
+    pub(super) fn at_least(&self, load: &Load) -> Option<Micros> {
+        // Whoever is off the mark by so much is off by more where steps are long: errors were counted as those of short ones.
+        let time = self.predict(load);
+        let early = EARLY * self.spread * (time / self.target).max(1.0);
+        self.is_fit().then(|| ((time - early).max(0.0) * 1e3) as Micros)
     }
 
     /// Tokens of a prompt, from position `start` on, that a step with this load can run besides without missing the target.

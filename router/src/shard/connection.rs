@@ -138,9 +138,14 @@ impl Connection {
         }
     }
 
+    /// When the shard began with the step it is at.
+    pub(super) fn began(&self) -> Option<Instant> {
+        self.flights.front().map(|_| self.begun)
+    }
+
     /// How long the shard has been at a step.
     pub(super) fn running_for(&self) -> Option<Duration> {
-        self.flights.front().map(|_| self.begun.elapsed())
+        self.began().map(|began| began.elapsed())
     }
 
     /// Notes a step that is on its way, planned since `began`.

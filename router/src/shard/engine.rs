@@ -26,6 +26,9 @@ use crate::scheduler::{Admission, Completed, Micros, NewBeams, Plan, Scheduler, 
 /// Steps sent and not yet answered: one runs, one is planned.
 const STEPS_IN_FLIGHT: u32 = 2;
 
+/// How long before a step ends the next one is planned: time to plan it, to send it, and for the shard to be ready for it.
+const LEAD: Duration = Duration::from_millis(3);
+
 /// Limits of the engine that are the user's, not the shard's.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineConfig {
@@ -175,7 +178,8 @@ impl Engine {
                 self.lose_shard(&error);
             }
             self.live.wake_readers(&self.inbox.bell);
-            let due = self.live.next_deadline().map(|(at, _)| self.instant(at));
+            let deadline = self.live.next_deadline().map(|(at, _)| self.instant(at));
+            let due = [deadline, self.too_early()].into_iter().flatten().min();
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control {
@@ -214,11 +218,19 @@ impl Engine {
         self.follow_reports();
         // A plan waits for the masks of the step before, which that step waits for in any case: what the grammars say then
         // is known to it.
-        while self.workers.awaited() == 0 && self.send_step().await? {}
+        while self.workers.awaited() == 0 && self.too_early().is_none() && self.send_step().await? {}
         if let Some(scheduler) = &self.scheduler {
             self.observer.scheduled(&scheduler.stats());
         }
         Ok(())
+    }
+
+    /// Until when the next step need not be planned: one runs, and will not be over soon. Who comes meanwhile has part in the
+    /// next one, and not in the one after it.
+    fn too_early(&self) -> Option<Instant> {
+        let began = self.shard.as_ref()?.began()?;
+        let busy = Duration::from_micros(self.scheduler.as_ref()?.busy_for()?);
+        Some(began + busy.checked_sub(LEAD)?).filter(|&at| at > Instant::now())
     }
 
     /// Plans a step and sends it; false when there is none to be sent now.

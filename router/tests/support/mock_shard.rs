@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use textgen_router::shard::columns::Column;
@@ -54,6 +55,8 @@ pub struct MockConfig {
     pub is_blind: bool,
     /// How long it says that a forward pass takes.
     pub forward_ns: u64,
+    /// How long a step takes at least.
+    pub takes: Duration,
     /// Reports a failure of any slot that holds this token.
     pub poison: Option<u32>,
 }
@@ -73,6 +76,7 @@ impl Default for MockConfig {
             asks_for_masks: true,
             is_blind: false,
             forward_ns: 2,
+            takes: Duration::ZERO,
             poison: None,
         }
     }
@@ -163,6 +167,7 @@ impl Mock {
                 Frame::Step(step) => {
                     self.steps += 1;
                     if self.config.silent_from_step.is_none_or(|first| self.steps < first) {
+                        std::thread::sleep(self.config.takes);
                         self.step(&step);
                     }
                 }

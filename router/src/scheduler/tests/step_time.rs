@@ -96,7 +96,7 @@ proptest! {
     ) {
         let mut noise = Noise(seed);
         let device = Device { step, token, pair, context, sequence };
-        let mut model = StepTime::new(30_000);
+        let mut model = StepTime::new(Some(30_000));
         learn(&mut model, device, &mut noise, 600);
         prop_assert!(model.is_fit());
         let error = worst(&model, device, &mut noise);
@@ -112,7 +112,7 @@ proptest! {
     #[test]
     fn few_steps_are_late(seed in any::<u64>(), width in 0.0..0.1_f64, tail in 0.0..0.3_f64) {
         let mut noise = Noise(seed);
-        let mut model = StepTime::new(20_000);
+        let mut model = StepTime::new(Some(20_000));
         let mut times = vec![];
         for step in 0..4_000 {
             let mut load = Load::default();
@@ -132,11 +132,34 @@ proptest! {
         prop_assert!(times[times.len() / 2] > most, "the median is {}", times[times.len() / 2]);
     }
 
+    /// Whatever the noise, few steps are over before the next one is planned, and most of a step is left for who comes in it.
+    #[test]
+    fn the_end_of_a_step_is_foreseen(
+        seed in any::<u64>(), width in 0.0..0.2_f64, target in proptest::option::of(10_000..60_000_u64),
+    ) {
+        let mut noise = Noise(seed);
+        let mut model = StepTime::new(target);
+        let (mut over, mut left) = (0, vec![]);
+        for step in 0..2_000 {
+            let load = noise.load();
+            let time = LARGE.time(&load) * (1.0 + width * (noise.next() - 0.5));
+            if let Some(surely) = model.at_least(&load).filter(|_| step >= 500) {
+                over += usize::from(surely as f64 > time);
+                left.push(surely as f64 / time);
+            }
+            model.learn(&load, time as Micros);
+        }
+        prop_assert_eq!(left.len(), 1_500);
+        prop_assert!(over < 100, "{} of 1,500 steps were over before", over);
+        left.sort_unstable_by(f64::total_cmp);
+        prop_assert!(left[750] > 0.7, "the median is {}", left[750]);
+    }
+
     /// The chunk is the largest one that is predicted to be in time.
     #[test]
     fn the_chunk_just_fits(seed in any::<u64>(), target in 8_000..60_000_u64, start in 0..100_000_u32) {
         let mut noise = Noise(seed);
-        let mut model = StepTime::new(target);
+        let mut model = StepTime::new(Some(target));
         learn(&mut model, LARGE, &mut noise, 600);
         let load = noise.load();
         let chunk = model.chunk(&load, start);
@@ -167,7 +190,7 @@ fn steps_that_were_measured_beforehand_are_a_model_to_begin_with() {
         let Load { tokens, pairs, context, sequences, streams } = load;
         measured.push(MeasuredStep { tokens, pairs, context, sequences, streams, micros: LARGE.time(&load) as Micros });
     }
-    let mut model = StepTime::new(20_000);
+    let mut model = StepTime::new(Some(20_000));
     model.expect(&measured[..4]);
     assert!(!model.is_fit(), "it knows nothing of prompts");
     model.expect(&measured);
@@ -186,7 +209,7 @@ fn steps_that_were_measured_beforehand_are_a_model_to_begin_with() {
 #[test]
 fn one_hiccup_moves_little() {
     let mut noise = Noise(3);
-    let mut model = StepTime::new(20_000);
+    let mut model = StepTime::new(Some(20_000));
     learn(&mut model, LARGE, &mut noise, 300);
     let load = noise.load();
     let before = model.predicted(&load);
@@ -196,7 +219,7 @@ fn one_hiccup_moves_little() {
 
 #[test]
 fn the_model_is_used_when_it_has_seen_enough() {
-    let mut model = StepTime::new(20_000);
+    let mut model = StepTime::new(Some(20_000));
     let mut streams = Load::default();
     streams.add_stream(10);
     let mut prompts = streams;
@@ -214,7 +237,7 @@ fn the_model_is_used_when_it_has_seen_enough() {
 
 #[test]
 fn the_first_prompts_begin_small() {
-    let mut model = StepTime::new(20_000);
+    let mut model = StepTime::new(Some(20_000));
     let mut streams = Load::default();
     streams.add_stream(10);
     let mut chunks = vec![];
@@ -314,8 +337,8 @@ fn prompts_advance_even_where_the_target_cannot_be_met() {
 #[test]
 fn without_streams_there_is_no_hurry() {
     let mut scheduler = scheduler(SchedulerConfig { target_itl: Some(1), ..config() }, [sequence(1, 40, 2)]);
-    let mut model = StepTime::new(1);
+    let mut model = StepTime::new(Some(1));
     learn(&mut model, LARGE, &mut Noise(1), 100);
-    scheduler.step_time = Some(model);
+    scheduler.step_time = model;
     assert_eq!(plan(&mut scheduler).unwrap().token_count(), 16);
 }

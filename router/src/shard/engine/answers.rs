@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Engine;
+use super::{Engine, micros};
 use crate::grammar::MatchError;
 use crate::scheduler::{Output, Results, SequenceId};
 use crate::shard::connection::{Flight, WideResults};
@@ -19,6 +19,7 @@ impl Engine {
         self.follow_reports();
         let Some((shard, scheduler)) = self.shard.as_mut().zip(self.scheduler.as_mut()) else { return Ok(()) };
         let landed = Instant::now();
+        let ran = shard.running_for().map_or(0, micros);
         let flight = shard.landed(done)?;
         let failed: Vec<u32> = flight.failed.iter().map(|(slot, _)| *slot).collect();
         let wide = shard.wide(done, &flight)?;
@@ -28,7 +29,8 @@ impl Engine {
             tokens: &done.tokens.0,
             tops: &wide.tops,
             failed: &failed,
-            elapsed: Some(done.times.forward_ns.saturating_add(done.times.sample_ns) / 1_000),
+            // A device that is given steps ahead counts their time from when they were given.
+            elapsed: Some((done.times.forward_ns.saturating_add(done.times.sample_ns) / 1_000).min(ran)),
         };
         let completed = &mut self.completed;
         scheduler
