@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,13 @@ def shards() -> list[int]:
 def test_many_prompts_come_back_in_order_as_transformers_continues_them(
     llm: LLM, built_in_reference: Reference
 ) -> None:
+    before = time.time()
     outputs = llm.generate(PLAIN, GREEDY, use_tqdm=False)
     assert [output.prompt for output in outputs] == list(PLAIN)
     for output in outputs:
+        assert (met := output.metrics) is not None
+        moments = (met.arrival_time, met.first_scheduled_time, met.first_token_time, met.last_token_time)
+        assert before <= moments[0] <= moments[1] < moments[2] < moments[3]
         assert output.prompt is not None
         assert output.prompt_token_ids == built_in_reference.encode(output.prompt)
         expected = built_in_reference.greedy(output.prompt_token_ids, NEW_TOKENS)

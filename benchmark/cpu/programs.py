@@ -70,11 +70,14 @@ def textgen(task: Task) -> Run:
         max_batch_prefill_tokens=2048, log_level="info",
     )  # fmt: skip
 
-    def generate(prompts: Tokens, new_tokens: int) -> None:
+    def run(prompts: Tokens, new_tokens: int) -> Times:
         params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-        llm.generate(prompts, params, use_tqdm=False)
+        began = time.time()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        last = time.time() - began
+        return Times(max(output.metrics.first_token_time for output in outputs if output.metrics) - began, last)
 
-    return _twice(generate)
+    return run
 
 
 def transformers(task: Task) -> Run:

@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 _LIBRARY = (
     "LLM", "AsyncLLM", "SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "RequestOutput",
-    "CompletionOutput", "Logprob", "TextPrompt", "TokensPrompt", "TextgenError", "RequestError",
+    "RequestMetrics", "CompletionOutput", "Logprob", "TextPrompt", "TokensPrompt", "TextgenError", "RequestError",
     "InvalidRequest", "EngineClosed",
 )  # fmt: skip
 __all__ = ["__version__", *_LIBRARY]
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from textgen.llm import InvalidRequest as InvalidRequest
     from textgen.llm import Logprob as Logprob
     from textgen.llm import RequestError as RequestError
+    from textgen.llm import RequestMetrics as RequestMetrics
     from textgen.llm import RequestOutput as RequestOutput
     from textgen.llm import RequestOutputKind as RequestOutputKind
     from textgen.llm import SamplingParams as SamplingParams

@@ -46,8 +46,19 @@ def plan(model: Model, hardware: Hardware | None = None, **settings: Any) -> Pla
 def test_defaults(model: Model) -> None:
     made = plan(model)
     assert (made.max_total_tokens, made.max_input_tokens) == (512, 511)
-    assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (2048, 128, "bfloat16", 4)
+    assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (1024, 128, "bfloat16", 4)
     assert made.memory.num_blocks == 128 * 512 // 16
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"threads": 1}, 512), ({"threads": 4}, 1024), ({"threads": 64}, 2048), ({"max_batch_total_tokens": 600}, 600),
+        ({"threads": 2, "max_batch_size": 700}, 700), ({"threads": 2, "max_batch_prefill_tokens": 300}, 300),
+    ],
+)  # fmt: skip
+def test_a_step_takes_about_as_long_whatever_the_threads(model: Model, given: dict[str, int], tokens: int) -> None:
+    assert plan(model, **given).max_batch_tokens == tokens
 
 
 def test_memory_is_made_early_for_weights_that_kernels_are_given(model: Model) -> None:
@@ -282,7 +293,7 @@ def test_the_shard_takes_its_settings(model: Model) -> None:
     settings = parse_settings(made.shard_settings())
     assert settings.model_dir == str(model.folder)
     assert (settings.num_blocks, settings.block_size) == (made.memory.num_blocks, 32)
-    assert (settings.max_context, settings.max_slots, settings.max_batch_tokens) == (512, 128, 2048)
+    assert (settings.max_context, settings.max_slots, settings.max_batch_tokens) == (512, 128, 768)
     assert (settings.threads, settings.log_json, settings.max_top_n) == (3, True, 64)
 
 

@@ -101,8 +101,8 @@ def test_pieces_of_an_answer_are_joined() -> None:
     score = [7, "g", -1.5, None, [[8, "h", -0.5]]]
     pieces = [
         packed(prompt=["p", [1, 2], [None, [2, "b", -0.25, 3, []]]], parts={1: ["x", [9], [score], -1.5, *[None] * 4]}),
-        packed(cached_tokens=1, parts={0: ["y", [5], [score], -1.0, "length", None, None, None]}),
-        packed(done=True, parts={1: ["z", [6], [score], -0.5, "stop", "zz", None, None]}),
+        packed(cached_tokens=1, parts={0: ["y", [5], [score], -1.0, "length", None, None, None, [1, 3, 4]]}),
+        packed(done=True, parts={1: ["z", [6], [score], -0.5, "stop", "zz", None, None, [0.5, 2.5, 6]]}),
     ]  # fmt: skip
     fresh = [account.add(decode(piece)) for piece in pieces]
     assert [[(each.index, each.text, each.token_ids) for each in one] for one in fresh] == [
@@ -110,6 +110,10 @@ def test_pieces_of_an_answer_are_joined() -> None:
     ]  # fmt: skip
     output = account.output
     assert (output.prompt, output.prompt_token_ids, output.finished, output.num_cached_tokens) == ("p", [1, 2], True, 1)
+    assert (metrics := output.metrics) is not None
+    arrived = metrics.arrival_time
+    times = (metrics.first_scheduled_time, metrics.first_token_time, metrics.last_token_time)
+    assert times == pytest.approx((arrived + 0.5, arrived + 2.5, arrived + 6))
     assert output.prompt_logprobs == [None, {2: Logprob(-0.25, 3, "b")}]
     first, second = output.outputs
     assert (first.finish_reason, first.stop_reason, first.finished()) == ("length", None, True)

@@ -20,7 +20,9 @@ from textgen.quantization.formats import block_bytes, gpu_weight_bytes, weight_b
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOST_ENCODED = 2048  # the same of a model with an encoder, which reads its whole input in one step
 MOST_TOKENS = 8192  # --max-total-tokens when nobody says: memory for longer contexts is given on request only
-STEP_TOKENS = {"cpu": 2048, "cuda": 4096}
+GPU_STEP_TOKENS = 4096
+THREAD_TOKENS = 256  # of a CPU's step: who comes waits for the one that runs, so it must not take long
+CPU_STEP_TOKENS = (512, 2048)  # at least and at most, whatever the threads
 MOST_SLOTS = 256
 PROCESSES = 640 * 2**20  # three processes' code and heaps, torch's share by far the largest
 GPU_PROCESS = 512 * 2**20  # CUDA's context, cuBLAS, loaded kernels
@@ -145,9 +147,8 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     _refuse_formats(settings, model)
     dtype = _dtype(settings, model, hardware)
     max_total, max_input = _lengths(settings, model)
-    step = settings.max_batch_prefill_tokens or min(
-        STEP_TOKENS[settings.device], settings.max_batch_total_tokens or STEP_TOKENS[settings.device]
-    )
+    threads, cpus = _threads(settings, hardware)
+    step = settings.max_batch_prefill_tokens or _step_tokens(settings, threads)
     slots = settings.max_batch_size or min(settings.max_concurrent_requests, MOST_SLOTS, step)
     if model.spec.encoder is not None:
         step = _encoding_step(settings, max_input, step, slots)
@@ -159,7 +160,6 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     if settings.device == "cuda" and settings.attention == "flash-attn" and dtype == "float32":
         raise SettingsError("--attention flash-attn takes bfloat16 and float16; give --dtype, or another --attention")
     needs = _needs(settings, model, dtype, max_total, step, slots, hardware)
-    threads, cpus = _threads(settings, hardware)
     return Plan(
         settings=settings,
         model=model,
@@ -177,6 +177,14 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         # A cache of packed weights is mapped, once it is there.
         weight_bytes=needs.weights if _planned(settings, model, hardware) and not settings.weights_cache else 0,
     )
+
+
+def _step_tokens(settings: Settings, threads: int) -> int:
+    """Tokens of a step when nobody says: at least one for each of the sequences that are asked for."""
+    least, most = CPU_STEP_TOKENS
+    tokens = min(max(THREAD_TOKENS * threads, least), most) if settings.device == "cpu" else GPU_STEP_TOKENS
+    tokens = max(tokens, settings.max_batch_size or 0)
+    return min(tokens, settings.max_batch_total_tokens or tokens)
 
 
 def _refuse_formats(settings: Settings, model: Model) -> None:

@@ -40,11 +40,26 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestMetrics:
+    """When things happened, in seconds since 1970.
+
+    arrival_time: the prompt was handed over. first_scheduled_time: its first step began. first_token_time,
+    last_token_time: of all its answers the first and the last token were there.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float
+    first_token_time: float
+    last_token_time: float
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """A prompt with its answers, the best first.
 
     prompt: its text; None when token ids were given. prompt_logprobs: for each token what `logprobs` is for answers;
-    the first is None. num_cached_tokens: tokens of the prompt that were in the prefix cache.
+    the first is None. num_cached_tokens: tokens of the prompt that were in the prefix cache. metrics: None until the first
+    of its answers has ended.
     """
 
     request_id: str
@@ -54,3 +69,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int
+    metrics: RequestMetrics | None = None

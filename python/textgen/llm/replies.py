@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
-from textgen.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from textgen.llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 
 class _Array(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +33,14 @@ class Prompt(_Array, frozen=True):
     scores: list[Scored | None]
 
 
+class Moments(_Array, frozen=True):
+    """Seconds since the request arrived."""
+
+    started: float
+    first: float
+    last: float
+
+
 class Part(_Array, frozen=True):
     text: str
     token_ids: list[int]
@@ -40,6 +50,7 @@ class Part(_Array, frozen=True):
     stop_text: str | None
     stop_token: int | None
     message: str | None
+    moments: Moments | None = None
 
 
 class Fault(_Array, frozen=True):
@@ -73,6 +84,7 @@ class Account:
         """scored, prompt_scored: whether log-probabilities of answers and of the prompt were asked for."""
         self._scored, self._prompt_scored = scored, prompt_scored
         self.output = RequestOutput(request_id, None, [], None, [], False, 0)
+        self._arrived = time.time()
 
     def add(self, reply: Reply) -> list[CompletionOutput]:
         """Take a reply in; what is new of each answer."""
@@ -96,6 +108,8 @@ class Account:
             stop_reason=part.stop_token if part.stop_text is None else part.stop_text,
             message=None if part.message is None else msgspec.json.decode(part.message),
         )
+        if part.moments is not None:
+            self._note(part.moments)
         outputs = self.output.outputs
         while len(outputs) <= index:
             outputs.append(CompletionOutput(len(outputs), logprobs=[] if self._scored else None))
@@ -107,3 +121,10 @@ class Account:
             whole.logprobs.extend(fresh.logprobs)
         whole.finish_reason, whole.stop_reason, whole.message = fresh.finish_reason, fresh.stop_reason, fresh.message
         return fresh
+
+    def _note(self, moments: Moments) -> None:
+        began, first, last = (self._arrived + after for after in (moments.started, moments.first, moments.last))
+        if (before := self.output.metrics) is not None:
+            began, first = min(began, before.first_scheduled_time), min(first, before.first_token_time)
+            last = max(last, before.last_token_time)
+        self.output.metrics = RequestMetrics(self._arrived, began, first, last)

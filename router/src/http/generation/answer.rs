@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::shard::handle::{PromptScore, Token};
 
 /// Why a sequence ended.
@@ -63,7 +65,7 @@ impl Facts {
 }
 
 /// Where the time of a sequence went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
     /// Since the call arrived.
     pub total: Duration,
@@ -73,6 +75,19 @@ pub struct Times {
     pub queue: Duration,
     /// From the first step to the last token.
     pub inference: Duration,
+    /// When the first step began, and when the first and the last token came; `None` where none did.
+    pub moments: Option<Moments>,
+}
+
+/// Seconds since the call arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Moments {
+    /// When the first step began.
+    pub started: f64,
+    /// When the first token was there.
+    pub first: f64,
+    /// When the last token was there.
+    pub last: f64,
 }
 
 /// A whole sequence.

@@ -9,7 +9,7 @@ use super::gate::Refused;
 use crate::metrics::Call;
 
 pub use admission::Admission;
-pub use answer::{Completed, Facts, FinishReason, Step, Times, best, share_prompt_scores};
+pub use answer::{Completed, Facts, FinishReason, Moments, Step, Times, best, share_prompt_scores};
 pub use running::Running;
 
 fn failed(call: &Call, error: ApiError) -> ApiError {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::answer::{Completed, Facts, FinishReason, Step, Times};
+use super::answer::{Completed, Facts, FinishReason, Moments, Step, Times};
 use super::failed;
 use crate::http::errors::ApiError;
 use crate::http::gate::{Gate, Place};
@@ -146,13 +146,22 @@ impl Running {
         Ok(Completed { text, steps, finish, prompt_scores, cached_tokens, facts: self.facts, times })
     }
 
-    fn times(&self) -> Times {
+    /// Where its time went.
+    #[must_use]
+    pub fn times(&self) -> Times {
         Times {
             total: self.call.begun().elapsed(),
             validation: self.facts.validation,
             queue: self.queue,
             inference: self.inference(),
+            moments: self.moments(),
         }
+    }
+
+    fn moments(&self) -> Option<Moments> {
+        let Generated { first, last, .. } = self.generated;
+        let since = |at: Instant| at.saturating_duration_since(self.call.begun()).as_secs_f64();
+        Some(Moments { started: since(self.started?), first: since(first?), last: since(last?) })
     }
 
     fn inference(&self) -> Duration {

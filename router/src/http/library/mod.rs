@@ -115,7 +115,9 @@ impl Library {
                 let last = step.finish.is_some() && open.fetch_sub(1, Ordering::Relaxed) == 1;
                 letter.post(last, |reply| {
                     reply.cached_tokens = step.cached_tokens;
-                    reply.parts.entry(number).or_default().add(&step, wanted.logprobs, &self.state.model);
+                    let part = reply.parts.entry(number).or_default();
+                    part.add(&step, wanted.logprobs, &self.state.model);
+                    part.moments = step.finish.and_then(|_| run.times().moments);
                 });
             }
             Ok(())

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::http::errors::{ApiError, Dialect};
-use crate::http::generation::{Completed, Facts, FinishReason, Step};
+use crate::http::generation::{Completed, Facts, FinishReason, Moments, Step};
 use crate::input::ModelText;
 use crate::shard::handle::PromptScore;
 
@@ -57,6 +57,8 @@ pub struct Part {
     pub stop_token: Option<u32>,
     /// A chat message in OpenAI's form, as JSON; only of a conversation's whole answer.
     pub message: Option<String>,
+    /// When its tokens came, told with the last of them.
+    pub moments: Option<Moments>,
 }
 
 /// A token with its log-probability and alternatives.
@@ -146,6 +148,7 @@ impl Part {
     pub(super) fn whole(completed: &Completed, scored: bool, model: &ModelText) -> Self {
         let mut part = Self::default();
         completed.steps.iter().for_each(|step| part.add(step, scored, model));
+        part.moments = completed.times.moments;
         part
     }
 }
