@@ -437,6 +437,7 @@ const SILENT: MockConfig = MockConfig {
     asks_for_masks: false,
     is_blind: false,
     forward_ns: 2,
+    takes: Duration::ZERO,
     num_blocks: 64,
     block_size: 4,
     max_slots: 1,

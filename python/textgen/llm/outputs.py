@@ -58,8 +58,8 @@ class RequestOutput:
     """A prompt with its answers, the best first.
 
     prompt: its text; None when token ids were given. prompt_logprobs: for each token what `logprobs` is for answers;
-    the first is None. num_cached_tokens: tokens of the prompt that were in the prefix cache. metrics: None until the first
-    of its answers has ended.
+    the first is None. num_cached_tokens: tokens of the prompt that were in the prefix cache. metrics: None until the
+    first of its answers has ended.
     """
 
     request_id: str
