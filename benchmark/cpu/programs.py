@@ -46,8 +46,8 @@ Program: TypeAlias = Callable[[Task], Run]
 
 
 def _twice(generate: Callable[[Tokens, int], object]) -> Run:
-    """For a program that tells of no single token: once for the first token alone, once for all. On a machine whose speed
-    drifts the difference of two runs is worth less than two moments of one."""
+    """For a program that tells of no single token: once for the first token alone, once for all. Where the machine's
+    speed drifts the difference of two runs is worth less than two moments of one."""
 
     def run(prompts: Tokens, new_tokens: int) -> Times:
         began = time.perf_counter()

@@ -42,7 +42,7 @@ const RARE: usize = 200;
 /// What counts as a long step where there is no target, in milliseconds.
 const LONG: f64 = 100.0;
 /// Usual errors by which a step may end before its time.
-const EARLY: f64 = 2.0;
+const EARLY: f64 = 3.0;
 /// Steps before errors are those of the device and not of what the model has yet to learn.
 const SETTLED: u32 = 128;
 
