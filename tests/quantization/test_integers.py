@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -78,6 +80,9 @@ def test_bytes_of_a_model_are_those_of_its_weights(tmp_path: object) -> None:
     assert weight_bytes(spec, parameters, 2, None) == 2 * parameters
     int8, int4 = (weight_bytes(spec, parameters, 2, name) for name in ("int8", "int4"))
     assert int4 < int8 < 2 * parameters + spec.vocab_size * spec.hidden_size
+    tied = replace(spec, tied_head=True)
+    apart = weight_bytes(tied, parameters, 2, "int8", looked_up=False)
+    assert apart - weight_bytes(tied, parameters, 2, "int8") == 2 * spec.vocab_size * spec.hidden_size
     matrix = drawn(256, 512)
     assert Int8Format().of(matrix).nbytes <= matrix.numel() * (1 + 4 / 256)  # type: ignore[attr-defined]
     assert Int4Format(32).of(matrix).nbytes == matrix.numel() * (0.5 + 2 / 32)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@
 // y = factor * row of a table [rows, width of y]. The row is the token's id, or its position. An index that the table lacks
 // takes the nearest row that it has.
 enum tg_embed {
-  TG_EMBED_TABLE = 0,  // address; with TG_EMBED_PACKED a tg_weight of a float format, whose rows are its outputs
+  TG_EMBED_TABLE = 0,  // address; with TG_EMBED_PACKED a tg_weight of floats or of TG_WEIGHT_INT8, whose rows are its outputs
   TG_EMBED_DTYPE = 1,  // of the table
   TG_EMBED_ROWS = 2,
   TG_EMBED_Y = 3,       // buffer

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from textgen.layers.linear import Linear
 from textgen.layers.norm import Norm, load_norm
-from textgen.layers.weight import LoadContext, Part, Weight
+from textgen.layers.weight import LoadContext, Part, Table, Weight
 from textgen.models.names import WeightNames
 from textgen.models.spec import DecoderSpec
 from textgen.ops import Ops
@@ -34,7 +35,7 @@ class Embedding:
     Every rank holds all of it: looking up costs nothing.
     """
 
-    table: Tensor
+    table: Table
     scale: float = 1.0
     project: Linear | None = None
     positions: Positions | None = None
@@ -42,7 +43,7 @@ class Embedding:
 
     def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
         """[tokens, hidden], a new tensor. ids, positions [tokens] int64."""
-        x = F.embedding(ids, self.table)
+        x = F.embedding(ids, self.table)  # type: ignore[arg-type]  # a head's table answers to it
         if self.scale != 1.0:
             x.mul_(self.scale)
         if self.project is not None:
@@ -81,7 +82,9 @@ def load_embedding(
         positions = Positions(rows, spec.positions.offset)
     embedding = Embedding(
         table=table,
-        scale=float(table.new_tensor(spec.scalings.embedding)),  # rounded as the checkpoint's own code rounds it
+        scale=float(
+            torch.tensor(spec.scalings.embedding, dtype=table.dtype)
+        ),  # rounded as the checkpoint's own code rounds it
         project=_projection(context, names.full(names.project_in), hidden, width),
         positions=positions,
         norm=load_norm(context, names.full(names.embedding_norm), hidden, spec.norm, ops)

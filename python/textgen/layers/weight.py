@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -116,10 +116,48 @@ class Weight(Protocol):
         ...
 
 
+@runtime_checkable
+class Looked(Protocol):
+    """A weight of which single outputs can be had as numbers."""
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """The numbers [..., in] of outputs [...]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadTable:
+    """An embedding's table [vocab, width] that is looked up in the head: its numbers are in memory once."""
+
+    head: Weight
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is not F.embedding:
+            return NotImplemented
+        index, table = args[:2]
+        return table.rows(index, table.dtype)
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        if not isinstance(self.head, Looked):
+            raise NotImplementedError("this head is looked up by kernels alone")
+        return self.head.rows(index, dtype)
+
+    def new_empty(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=self.dtype)
+
+
+Table: TypeAlias = Tensor | HeadTable
+
+
 class Tied(NamedTuple):
     """An embedding's table [vocab, width] and the head that has the same numbers."""
 
-    table: Tensor
+    table: Table
     head: Weight
 
 

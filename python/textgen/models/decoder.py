@@ -139,7 +139,7 @@ class Decoder:
 
     @property
     def like(self) -> Tensor:
-        return self.embedding.table
+        return self.embedding.table.new_empty(0)
 
     def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
         """[tokens, hidden] after the last layer, not yet normed; writes the cache."""

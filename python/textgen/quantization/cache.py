@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from textgen.layers.weight import LoadContext, Part, Tied, Weight, WeightFormat
+from textgen.layers.weight import HeadTable, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.quantization.blocks import StackedWeight
 from textgen.quantization.ordered import OrderedWeight
+from textgen.quantization.stored import looks_up
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +240,10 @@ class CachedFormat:
     def tied(self, context: LoadContext, part: Part) -> Tied:
         key = "tied " + _key([part])
         if (mapped := self._mapped(key)) is not None:
-            return Tied(context.tensor(part), mapped)
+            if not looks_up(self.inner):
+                return Tied(context.tensor(part), mapped)
+            context.source.skip(part)
+            return Tied(HeadTable(mapped, part.shape, context.dtype), mapped)
         table, head = self.inner.tied(context, part)
         return Tied(table, self._kept(key, head))
 

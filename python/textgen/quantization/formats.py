@@ -64,10 +64,11 @@ def _one_of(names: Sequence[str], refused: Mapping[str, str], value: str) -> str
     raise ValueError(f"must be one of {', '.join(names)}{why}")
 
 
-def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None) -> int:
+def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None, *, looked_up: bool = True) -> int:
     """What the weights take: `parameters` numbers of `size` bytes each, but for those that are quantized.
 
-    Embeddings and experts keep the model's type. A tied head is a quantized copy of the embedding.
+    Embeddings and experts keep the model's type. A tied head is a quantized copy of the embedding; of 8 bits it is the
+    embedding too, where that is looked up in it.
     """
     if quantize is None:
         return parameters * size
@@ -77,6 +78,9 @@ def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | 
         if isinstance(layer.mlp, ExpertsSpec):
             kept += layer.mlp.count * (3 * layer.mlp.intermediate_size + 1) * spec.hidden_size
     kept = min(kept, parameters)
+    if looked_up and spec.tied_head and quantize == "int8":
+        kept -= table
+        table = 0
     quantized = parameters - kept + (table if spec.tied_head else 0)
     return kept * size + int(quantized * BYTES[quantize])
 
@@ -85,7 +89,7 @@ def gpu_weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: st
     """As `weight_bytes`, on a GPU: of `scaled` numbers that are stored in 8-bit floating point, those of linear layers
     stay so. Experts, and what latent attention makes keys and values of, keep the model's type."""
     if quantize is not None or not scaled:
-        return weight_bytes(spec, parameters, size, quantize)
+        return weight_bytes(spec, parameters, size, quantize, looked_up=False)
     latent, dense = spec.attention.latent, 0
     for layer in spec.layers:
         if isinstance(layer.mlp, ExpertsSpec):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import LoadContext, Part, Tied, Weight
+from textgen.layers.weight import HeadTable, LoadContext, Part, Tied, Weight
 from textgen.quantization.rows import quantize_rows
 
 LEAST4, MOST4 = -8, 7
@@ -43,6 +43,9 @@ class Int8Weight:
         sums: Tensor = torch._int_mm(integers, self.values.t())
         y = sums.float() * (scales * self.scales)
         return _finished(y, x, bias)
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        return (self.values[index].float() * self.scales[index][..., None]).to(dtype)
 
     def reordered(self, order: Tensor) -> Int8Weight:
         return Int8Weight(self.values.index_select(0, order), self.scales.index_select(0, order))
@@ -102,8 +105,10 @@ class Int8Format:
         return Int8Weight(integers, scales)
 
     def tied(self, context: LoadContext, part: Part) -> Tied:
+        """A processor looks the table up in the head."""
         table = context.tensor(part)
-        return Tied(table, self.of(table))
+        head = self.of(table)
+        return Tied(HeadTable(head, part.shape, table.dtype) if table.device.type == "cpu" else table, head)
 
 
 @dataclass(frozen=True, slots=True)

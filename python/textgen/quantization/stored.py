@@ -9,7 +9,17 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseFormat, DenseWeight, LoadContext, Part, Tied, Weight
+from textgen.layers.weight import (
+    DenseFormat,
+    DenseWeight,
+    HeadTable,
+    LoadContext,
+    Looked,
+    Part,
+    Tied,
+    Weight,
+    WeightFormat,
+)
 from textgen.quantization.integers import Int4Format, Int8Format
 
 
@@ -106,6 +116,13 @@ class DeferredWeight:
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self._made().multiply(x, bias)
 
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """The numbers [..., in] of outputs [...], none of which depends on another."""
+        view = torch.cat(self.stored.views) if len(self.stored.views) > 1 else self.stored.views[0]
+        made = self.format.of(view[index.flatten()])
+        assert isinstance(made, Looked)
+        return made.rows(torch.arange(index.numel()).view(index.shape), dtype)
+
     def reordered(self, order: Tensor) -> Weight:
         return self._made().reordered(order)
 
@@ -127,5 +144,16 @@ class DeferredFormat:
         return self.inner.of(values)
 
     def tied(self, context: LoadContext, part: Part) -> Tied:
+        if looks_up(self):
+            stored = _viewed(context, (part,))
+            if stored is None:
+                return self.inner.tied(context, part)
+            head = DeferredWeight(stored, self.inner)
+            return Tied(HeadTable(head, part.shape, context.dtype), head)
         table, stored = context.tensor(part), _viewed(context, (part,))
         return Tied(table, self.inner.of(table) if stored is None else DeferredWeight(stored, self.inner))
+
+
+def looks_up(form: WeightFormat) -> bool:
+    """Whether a processor looks a tied table up in the head that this format makes."""
+    return isinstance(form.inner if isinstance(form, DeferredFormat) else form, Int8Format)

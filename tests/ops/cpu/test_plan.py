@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.models.families import TINY
 from tests.models.test_decoder import BLOCK, BLOCKS, CPU, Sequence, load, run_step
@@ -19,7 +20,7 @@ from tests.models.test_fallback import make
 from tests.models.tiny import make_model, random_prompt
 from tests.seeds import fresh_rng, fresh_seed
 from textgen.layers.router import Router
-from textgen.layers.weight import DenseFormat, Weight, WeightFormat
+from textgen.layers.weight import DenseFormat, HeadTable, Weight, WeightFormat
 from textgen.models.decoder import Decoder, Model
 from textgen.models.errors import ModelError
 from textgen.models.load import load_model
@@ -236,6 +237,38 @@ def test_a_table_that_is_the_head_too_is_in_memory_once(tied: bool, kind: str, t
     gc.collect()
     assert (table() is None) == tied
     assert str(tmp_path) not in Path("/proc/self/maps").read_text(), "nothing of the model stays in its file"
+
+
+@pytest.mark.parametrize("form", [Int8Format(), DeferredFormat(Int8Format())])
+def test_a_table_is_looked_up_in_a_head_of_eight_bits(form: WeightFormat, tmp_path: Path) -> None:
+    """By the reference, by the kernels, and by kernels that map what others have packed: all the same numbers."""
+    folder = tmp_path / "model"
+    make_model(folder, tie_word_embeddings=True)
+
+    def decoder() -> Decoder:
+        cached = CachedFormat(form, WeightsCache(tmp_path / "cache", "one"))
+        made = load_model(folder, torch.float32, CPU, Parallel(), select_ops(), format=cached)
+        assert isinstance(made, Decoder)
+        return made
+
+    first = decoder()
+    table = first.embedding.table
+    assert isinstance(table, HeadTable) and table.dtype == first.like.dtype
+    ids = torch.randint(0, table.shape[0], (3, 5))
+    exact = load_model(folder, torch.float32, CPU, Parallel(), select_ops())
+    assert isinstance(exact, Decoder) and isinstance(exact.embedding.table, Tensor)
+    numbers = exact.embedding.table[ids]
+    error = (table.rows(ids, torch.float32) - numbers).abs().amax(dim=-1)
+    assert (error <= numbers.abs().amax(dim=-1) / 253).all()
+    expected = logits(first, 7)
+    model = planned(record(first))
+    torch.testing.assert_close(logits(model, 7), expected, rtol=0, atol=2e-2 * float(expected.abs().max()))
+    del first, table, exact
+    gc.collect()
+    assert str(folder) not in Path("/proc/self/maps").read_text(), "nothing of the model stays in its file"
+    mapped = decoder()
+    assert isinstance(mapped.embedding.table, HeadTable)
+    assert torch.equal(logits(planned(record(mapped)), 7), logits(model, 7))
 
 
 def test_the_likeliest_tokens_are_found_beside_the_logits(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from textgen.ops import reference
+from textgen.quantization.integers import Int8Format
 
 from .native import (
     ADD,
@@ -25,7 +26,7 @@ from .native import (
     Native,
     Step,
 )
-from .weights import BF16, F16, F32, Matrix, kernels_of, packed
+from .weights import BF16, F16, F32, INT8, Matrix, kernels_of, packed
 
 KINDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 FORMS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
@@ -80,8 +81,25 @@ def test_a_packed_table(native: Native, rng: random.Random, dtype: torch.dtype, 
     assert torch.equal(y, table[ids].to(dtype))
     native.run((EMBED, args, {0: 0.5}, PACKED | ADD), [y], Step(tokens, ids=ids))
     assert_near(y, (table[ids].to(dtype).float() + 0.5 * table[ids].float()).to(dtype))
-    with pytest.raises(ValueError, match="no table of floats as wide as y"):
+    with pytest.raises(ValueError, match="no table of floats or of 8 bits as wide as y"):
         native.plan((EMBED, args | {2: 51}, {0: 1.0}, PACKED), [y])
+
+
+@KINDS
+def test_a_table_of_eight_bits(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
+    """The integers of a head give the rows that torch makes of them, rounded before they are scaled."""
+    width, tokens = rng.choice(WIDTHS), rng.randint(1, 9)
+    kernels = kernels_of(native.isa)
+    assert kernels is not None
+    made = Int8Format().of(torch.randn(50, width))
+    weight = packed(kernels, Matrix(INT8, made.values, made.scales[:, None]), rng)
+    ids = torch.randint(0, 50, (tokens,))
+    y = wider(torch.empty(tokens, width, dtype=dtype))
+    args = {0: weight.address, 2: 50, 3: 0}
+    native.run((EMBED, args, {0: 1.0}, PACKED), [y], Step(tokens, ids=ids))
+    assert torch.equal(y, made.rows(ids, dtype))
+    native.run((EMBED, args, {0: 3.0}, PACKED), [y], Step(tokens, ids=ids))
+    assert torch.equal(y, (made.rows(ids, dtype).float() * 3.0).to(dtype))
 
 
 @KINDS

@@ -45,6 +45,12 @@ void embed_packed(const tg_op &op, const Run &run) {
       switch (weight->format) {
         case TG_WEIGHT_F32: value = reinterpret_cast<const float *>(panel)[i * kPanel + lane]; break;
         case TG_WEIGHT_F16: value = to_float(reinterpret_cast<const Half *>(panel)[i * kPanel + lane]); break;
+        case TG_WEIGHT_INT8: {  // a table's numbers are rounded to the type of the rows before anything is made of them
+          T number;
+          put(&number, weight->scales[row] * static_cast<float>(panel[(i / 4 * kPanel + lane) * 4 + i % 4] - 128));
+          value = to_float(number);
+          break;
+        }
         default: value = to_float(reinterpret_cast<const Bf16 *>(panel)[(i / 2 * kPanel + lane) * 2 + i % 2]);
       }
       value *= factor;
@@ -70,10 +76,10 @@ const char *embed_check(const tg_op &op, const Shape &shape) {
   if (op.args[TG_EMBED_TABLE] == 0 || op.args[TG_EMBED_ROWS] < 1) return "embed: the table is empty";
   if (op.flags & TG_EMBED_PACKED) {
     const tg_weight *weight = address<const tg_weight>(op.args[TG_EMBED_TABLE]);
-    const bool floats =
-        weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_BF16 || weight->format == TG_WEIGHT_F16;
-    if (!floats || weight->ins != shape.buffers[op.args[TG_EMBED_Y]].width || weight->outs < op.args[TG_EMBED_ROWS]) {
-      return "embed: the weight is no table of floats as wide as y";
+    const int32_t format = weight->format;
+    const bool known = format == TG_WEIGHT_F32 || format == TG_WEIGHT_BF16 || format == TG_WEIGHT_F16 || format == TG_WEIGHT_INT8;
+    if (!known || weight->ins != shape.buffers[op.args[TG_EMBED_Y]].width || weight->outs < op.args[TG_EMBED_ROWS]) {
+      return "embed: the weight is no table of floats or of 8 bits as wide as y";
     }
   } else if (!is_stored(op.args[TG_EMBED_DTYPE])) {
     return "embed: the table is not one of floats";

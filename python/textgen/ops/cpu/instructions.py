@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import Weight
+from textgen.layers.weight import Table, Weight
 from textgen.models.spec import Activation, GatedActivation, NormSpec, RouterSpec
 from textgen.ops.interface import AttentionForm
 
@@ -91,7 +91,7 @@ Self = TypeVar("Self", bound=Instruction)
 class Embed(Instruction):
     """y = factor * table[id], or of the position + offset; `add`: y += it."""
 
-    table: Tensor  # [rows, width]
+    table: Table  # [rows, width]
     y: View = _operand(CHANGED)
     factor: float = 1.0
     by_position: bool = False

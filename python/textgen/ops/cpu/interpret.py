@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from textgen.layers.cache import LayerCache
-from textgen.layers.weight import DenseWeight, Weight
+from textgen.layers.weight import DenseWeight, HeadTable, Table, Weight
 from textgen.models.decoder import PackedBatch
 from textgen.ops import reference
 from textgen.ops.cpu.instructions import (
@@ -88,7 +88,7 @@ class _Step:
             case Embed():
                 index = self.batch.positions if each.by_position else self.batch.ids
                 y = self.at(each.y)
-                rows = F.embedding(index + each.offset, each.table).to(y.dtype) * each.factor
+                rows = _looked_up(each.table, index + each.offset, y.dtype) * each.factor
                 y.copy_(y + rows if each.add else rows)
             case Normalize():
                 self.at(each.y).copy_(_norm(self.at(each.x), each.affine, each.size))
@@ -172,6 +172,12 @@ class _Step:
                 inner = reference.activate_gated(inner, each.kind)
                 total[row] += shares[row, place] * _product(DenseWeight(each.down[expert]), inner, down_bias)[0]
         self.at(each.y).copy_(total)
+
+
+def _looked_up(table: Table, index: Tensor, dtype: torch.dtype) -> Tensor:
+    if isinstance(table, HeadTable):
+        return table.rows(index, dtype)
+    return F.embedding(index, table).to(dtype)
 
 
 def _product(weight: Weight, x: Tensor, bias: Tensor | None) -> Tensor:

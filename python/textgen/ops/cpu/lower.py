@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
-from textgen.layers.weight import DenseWeight, Weight
+from textgen.layers.weight import DenseWeight, HeadTable, Weight
 from textgen.models.spec import ClampedSilu
 from textgen.ops.cpu.instructions import (
     Activate,
@@ -122,7 +122,7 @@ class Lowered:
 
     @property
     def packed(self) -> Mapping[int, Handle]:
-        """By `id` of its values: the packed form of each weight that has the model's numbers."""
+        """By `id`: the packed form of each weight; of one that has the model's own numbers by that of these."""
         return self._packed
 
     def pack(self, threads: int) -> None:
@@ -193,11 +193,15 @@ class Lowered:
                 return _Record(LINEAR, [*args, self._at(each.x), self._at(each.y)], flags=int(each.add))
             case Embed(table=table):
                 flags = ADD * each.add | BY_POSITION * each.by_position
-                where = self._address(table)
-                if (packed := self.tables.get(id(table))) is not None:
+                packed = self.tables.get(id(table.head if isinstance(table, HeadTable) else table))
+                if packed is not None:
+                    self._keeps.append(packed)
                     flags, where = flags | PACKED, packed.address
-                    self._keeps[-1] = packed
-                args = [where, DTYPES[table.dtype], len(table), self._at(each.y), each.offset]
+                elif isinstance(table, HeadTable):
+                    raise NotRecorded("an embedding that is looked up in a head which no product takes")
+                else:
+                    where = self._address(table)
+                args = [where, DTYPES[table.dtype], table.shape[0], self._at(each.y), each.offset]
                 return _Record(EMBED, args, (each.factor,), flags)
             case Normalize():
                 weight, bias = each.affine.weight, each.affine.bias
@@ -275,6 +279,8 @@ class Lowered:
             self._packed[id(of.values)] = packed
         elif isinstance(of, StoredWeight) and len(of.views) == 1:
             self._packed[id(of.views[0])] = packed
+        else:
+            self._packed[id(of)] = packed
         return packed.address
 
     def _numbers(self, tensor: Tensor | None) -> tuple[int, int]:

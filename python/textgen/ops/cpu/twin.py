@@ -19,7 +19,7 @@ class InterpretedModel:
 
     def __init__(self, recording: Recording, max_tokens: int, max_rows: int) -> None:
         self.spec: DecoderSpec = recording.spec
-        self.like = next(each.table for each in recording.hidden.instructions if isinstance(each, Embed))
+        self.like = next(each.table for each in recording.hidden.instructions if isinstance(each, Embed)).new_empty(0)
         self._hidden = Interpreter(recording.hidden, max_tokens)
         self._logits = Interpreter(recording.logits, max_rows)
 
