@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -19,6 +20,18 @@ def _children(thread: Path) -> list[int]:
         return list(map(int, (thread / "children").read_text().split()))
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         return []
+
+
+def busy(process: int) -> float:
+    """Seconds of processor time that it and those that come from it have taken."""
+    ticks = 0
+    for each in family(process):
+        try:
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def peak(process: int) -> float:

@@ -12,14 +12,15 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from benchmark.cpu.shapes import SHAPES, folder_of, gguf_of, q8_of, w8a8_of
-from benchmark.processes import family, peak
+from benchmark.processes import busy, family, peak
 from benchmark.report import Report, Row
 from benchmark.servers import LlamaServer, Models, NotStarted, Room, Running, Server, Textgen, Vllm, with_peers
 from benchmark.serving.load import Request, Turn, Unanswered, chats, requests
@@ -30,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "build" / "bench-cpu"  # where the environments of peers are for all benchmarks
 FORMATS = ("bf16", "int8")
 CONTEXT = 512
+WATCHED, PATIENCE = 0.2, 10.0  # seconds for which servers are to be idle before a turn, and of waiting for that
+IDLE = 0.1  # of a processor
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ def measure(
                     continue
                 if f"{server.name}, {model}, {name}" in results.missing:
                     continue
+                _settle(running.values())
                 try:
                     turn = asyncio.run(chats(server, where, models, asked, case.at_once))
                 except (Unanswered, OSError) as error:
@@ -114,6 +118,15 @@ def measure(
                         f"{1e3 * turn.first(0.5):.0f} ms, between tokens {1e3 * turn.gap(0.5):.1f} ms",
                         flush=True,
                     )
+
+
+def _settle(servers: Collection[Running]) -> None:
+    """Wait until all are idle: what one server's threads spin for after its turn is not to be at the next one's cost."""
+    for _ in range(int(PATIENCE / WATCHED)):
+        before = [busy(server.process) for server in servers]
+        time.sleep(WATCHED)
+        if sum(busy(server.process) for server in servers) - sum(before) <= IDLE * WATCHED:
+            return
 
 
 def rows(results: Results, versions: dict[str, str]) -> list[Row]:

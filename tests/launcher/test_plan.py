@@ -57,7 +57,7 @@ def test_defaults(model: Model) -> None:
         ({"threads": 2, "max_batch_size": 700}, 700), ({"threads": 2, "max_batch_prefill_tokens": 300}, 300),
     ],
 )  # fmt: skip
-def test_a_step_takes_about_as_long_whatever_the_threads(model: Model, given: dict[str, int], tokens: int) -> None:
+def test_a_step_takes_about_as_long_whatever_the_threads(model: Model, given: dict[str, Any], tokens: int) -> None:
     assert plan(model, **given).max_batch_tokens == tokens
 
 

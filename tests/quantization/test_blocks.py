@@ -174,7 +174,9 @@ def test_the_launcher_counts_blocks_as_they_are_kept(tmp_path: Path) -> None:
     parts = [part for each in weights for part in (each.parts if isinstance(each, StackedWeight) else (each,))]
     own = kernels()
     taken = sum(own.memory(own.weight(*form_of(part)))[1] for part in parts)
-    taken += 0 if model.spec.tied_head else model.embedding.table.nbytes
+    table = model.embedding.table
+    assert isinstance(table, torch.Tensor)
+    taken += 0 if model.spec.tied_head else table.nbytes
     assert checkpoint.blocks is not None
     planned = block_bytes(checkpoint.blocks, 4)
     assert abs(planned - taken) < 0.02 * taken, "but for norms, and outputs in whole sixteens"

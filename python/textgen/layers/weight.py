@@ -130,7 +130,7 @@ class HeadTable:
     """An embedding's table [vocab, width] that is looked up in the head: its numbers are in memory once."""
 
     head: Weight
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod

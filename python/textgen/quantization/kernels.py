@@ -79,7 +79,7 @@ class KernelFormat:
 
     def tied(self, context: LoadContext, part: Part) -> Tied:
         table, head = self.inner.tied(context, part)
-        return Tied(table, self._packed(head, table.device))
+        return Tied(table, self._packed(head, context.device))
 
     def _packed(self, weight: Weight, device: torch.device) -> Weight:
         match weight:

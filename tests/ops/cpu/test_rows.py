@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from textgen.ops import reference
-from textgen.quantization.integers import Int8Format
+from textgen.quantization.integers import Int8Format, Int8Weight
 
 from .native import (
     ADD,
@@ -92,6 +92,7 @@ def test_a_table_of_eight_bits(native: Native, rng: random.Random, dtype: torch.
     kernels = kernels_of(native.isa)
     assert kernels is not None
     made = Int8Format().of(torch.randn(50, width))
+    assert isinstance(made, Int8Weight)
     weight = packed(kernels, Matrix(INT8, made.values, made.scales[:, None]), rng)
     ids = torch.randint(0, 50, (tokens,))
     y = wider(torch.empty(tokens, width, dtype=dtype))
