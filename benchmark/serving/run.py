@@ -121,7 +121,7 @@ def measure(
 
 
 def _settle(servers: Collection[Running]) -> None:
-    """Wait until all are idle: what one server's threads spin for after its turn is not to be at the next one's cost."""
+    """Wait until all are idle: what threads spin for after their server's turn is not to be at the next one's cost."""
     for _ in range(int(PATIENCE / WATCHED)):
         before = [busy(server.process) for server in servers]
         time.sleep(WATCHED)
