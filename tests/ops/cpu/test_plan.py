@@ -181,7 +181,7 @@ def test_quantized_weights_multiply_alike(form: WeightFormat, tmp_path: Path) ->
     recording = record(decoder)
     expected = logits(decoder, 6)
     for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording)):
-        assert apart(logits(model, 6), expected) < 1e-2
+        assert apart(logits(model, 6), expected) < 2e-2
     float32 = logits(load(tmp_path), 6)
     assert apart(expected, float32) > 1e-3, "nothing was quantized"
 
