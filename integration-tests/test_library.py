@@ -202,6 +202,8 @@ def test_a_loop_runs_many_prompts_and_can_leave_them(tiny_folder: Path) -> None:
                 params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, output_kind=kind)
                 outputs = [output async for output in llm.generate("a b c", params, "mine")]
                 assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+                assert (met := outputs[-1].metrics) is not None
+                assert met.arrival_time <= met.first_scheduled_time < met.first_token_time < met.last_token_time
                 texts = [output.outputs[0].text for output in outputs]
                 found.append("".join(texts) if kind is RequestOutputKind.DELTA else texts[-1])
 

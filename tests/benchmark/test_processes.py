@@ -7,7 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmark.processes import family, peak
+from benchmark.processes import busy, family, peak
 
 LARGE = 64 << 20
 PROGRAM = f"import sys; held = b'x' * {LARGE}; print(len(held), flush=True); sys.stdin.read()"
@@ -31,3 +31,15 @@ def test_what_another_thread_has_started_counts() -> None:
     assert child.pid not in family(os.getpid())
     assert family(child.pid) == []
     assert peak(child.pid) == 0
+
+
+def test_what_children_take_of_a_processor_counts() -> None:
+    """One that has computed has taken time, its parent with it; one that has ended is not told of."""
+    line = [sys.executable, "-c", "for _ in range(10**7): pass\nprint(flush=True); input()"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        taken = busy(child.pid)
+        assert busy(os.getpid()) >= taken > 0
+        child.communicate("\n")
+    assert busy(child.pid) == 0

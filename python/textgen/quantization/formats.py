@@ -73,15 +73,13 @@ def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | 
     if quantize is None:
         return parameters * size
     table = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
-    kept = table + (0 if spec.positions is None else spec.positions.rows * spec.hidden_size)
+    shared = looked_up and spec.tied_head and quantize == "int8"
+    kept = (0 if shared else table) + (0 if spec.positions is None else spec.positions.rows * spec.hidden_size)
     for layer in spec.layers:
         if isinstance(layer.mlp, ExpertsSpec):
             kept += layer.mlp.count * (3 * layer.mlp.intermediate_size + 1) * spec.hidden_size
     kept = min(kept, parameters)
-    if looked_up and spec.tied_head and quantize == "int8":
-        kept -= table
-        table = 0
-    quantized = parameters - kept + (table if spec.tied_head else 0)
+    quantized = parameters - kept + (table if spec.tied_head and not shared else 0)
     return kept * size + int(quantized * BYTES[quantize])
 
 

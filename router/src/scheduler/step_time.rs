@@ -257,7 +257,7 @@ impl StepTime {
 
     /// How long a step surely takes, as far as can be said.
     pub(super) fn at_least(&self, load: &Load) -> Option<Micros> {
-        // Whoever is off the mark by so much is off by more where steps are long: errors were counted as those of short ones.
+        // Errors of steps beyond the target were counted as if those had been as short as it.
         let time = self.predict(load);
         let early = EARLY * self.spread * (time / self.target).max(1.0);
         self.is_fit().then(|| ((time - early).max(0.0) * 1e3) as Micros)

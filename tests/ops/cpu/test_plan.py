@@ -9,6 +9,7 @@ import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -179,11 +180,11 @@ def test_quantized_weights_multiply_alike(form: WeightFormat, tmp_path: Path) ->
     """A number that is rounded the other way makes a step in what follows: by the median it is as good as equal."""
     decoder = drawn("LlamaForCausalLM", tmp_path, torch.float32, form)
     recording = record(decoder)
-    expected = logits(decoder, 6)
+    expected = {seed: logits(decoder, seed) for seed in (6, 7, 8)}
     for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording)):
-        assert apart(logits(model, 6), expected) < 2e-2
+        assert median(apart(logits(model, seed), right) for seed, right in expected.items()) < 1e-2
     float32 = logits(load(tmp_path), 6)
-    assert apart(expected, float32) > 1e-3, "nothing was quantized"
+    assert apart(expected[6], float32) > 1e-3, "nothing was quantized"
 
 
 @pytest.mark.parametrize("form", [Int8Format(), Int4Format(32)])
