@@ -27,6 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmark" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 
+# AMD's with AVX-512, by their family.
+GENERATIONS = {"25": " Zen 4", "26": " Zen 5"}
+
 _BAR = re.compile(r"(ours|ratio) (<=|<|>=|>|==) (\d+(?:\.\d+)?)")
 _HOLDS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
 _INTRODUCTION = """\
@@ -131,18 +134,21 @@ def device() -> str:
             told.setdefault(key.strip(), value.strip())
     except OSError:
         pass
-    model = processor_name(told.get("model name") or platform.processor() or platform.machine(), told.get("flags", ""))
+    model = told.get("model name") or platform.processor() or platform.machine()
+    model = processor_name(model, told.get("flags", ""), told.get("cpu family", ""))
     cores = len(os.sched_getaffinity(0))
     return f"{model}, {cores} core{'s' if cores > 1 else ''}"
 
 
-def processor_name(model: str, flags: str) -> str:
+def processor_name(model: str, flags: str, family: str = "") -> str:
     """A processor's name, without what says nothing. A hypervisor hides the number of the model, and instructions too
-    where it likes: with and without are two machines."""
+    where it likes: with and without are two machines. So are two generations of one name."""
     name = " ".join(re.sub(r"\((R|TM|tm)\)|\bCPU\b|\bProcessor\b|@.*", " ", model).split())
     for known, flag, word in (("Intel Xeon", "amx_tile", "AMX"), ("AMD EPYC", "avx512f", "AVX-512")):
         if name == known and flag not in flags.split():
             name += f" without {word}"
+    if name == "AMD EPYC":
+        name += GENERATIONS.get(family, "")
     return name
 
 

@@ -75,17 +75,19 @@ def test_the_page_has_every_row_and_says_what_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "name"),
+    ("model", "flags", "family", "name"),
     [
-        ("Intel(R) Xeon(R) Processor @ 2.60GHz", "avx512f amx_tile", "Intel Xeon"),
-        ("Intel(R) Xeon(R) Processor @ 2.60GHz", "avx512f", "Intel Xeon without AMX"),
-        ("AMD EPYC", "avx2 avx512f", "AMD EPYC"),
-        ("AMD EPYC", "avx2", "AMD EPYC without AVX-512"),
-        ("AMD EPYC 7763 64-Core Processor", "avx2", "AMD EPYC 7763 64-Core"),
+        ("Intel(R) Xeon(R) Processor @ 2.60GHz", "avx512f amx_tile", "6", "Intel Xeon"),
+        ("Intel(R) Xeon(R) Processor @ 2.60GHz", "avx512f", "6", "Intel Xeon without AMX"),
+        ("AMD EPYC", "avx2 avx512f", "25", "AMD EPYC Zen 4"),
+        ("AMD EPYC", "avx2 avx512f", "26", "AMD EPYC Zen 5"),
+        ("AMD EPYC", "avx2 avx512f", "", "AMD EPYC"),
+        ("AMD EPYC", "avx2", "25", "AMD EPYC without AVX-512"),
+        ("AMD EPYC 7763 64-Core Processor", "avx2", "25", "AMD EPYC 7763 64-Core"),
     ],
 )
-def test_processors_with_other_instructions_have_other_names(model: str, flags: str, name: str) -> None:
-    assert processor_name(model, flags) == name
+def test_processors_with_other_instructions_have_other_names(model: str, flags: str, family: str, name: str) -> None:
+    assert processor_name(model, flags, family) == name
 
 
 def test_numbers_are_short() -> None:
