@@ -198,6 +198,18 @@ TG_INLINE void store_part(T *to, Vec v, int64_t count) {
   store(part, v);
   for (int64_t i = 0; i < count; i++) to[i] = part[i];
 }
+template <typename T>
+TG_INLINE Vec load_lanes(const T *from, int lanes) {
+  return lanes == kLanes ? load(from) : load_part(from, lanes);
+}
+template <typename T>
+TG_INLINE void store_lanes(T *to, Vec v, int lanes) {
+  if (lanes == kLanes) {
+    store(to, v);
+  } else {
+    store_part(to, v, lanes);
+  }
+}
 
 // a * b + c
 TG_INLINE Vec fma(Vec a, Vec b, Vec c) {
@@ -247,8 +259,13 @@ TG_INLINE Vec round(Vec a) {
 
 // e^a, within 2 units in the last place; 0 below -87.3, infinite above 88.7.
 TG_INLINE Vec exp(Vec a) {
+#if defined(__AVX512F__)
+  const Vec x = _mm512_min_ps(splat(89.0f), a);  // of two, the second where one is a NaN
+  const Vec n = _mm512_roundscale_ps(x * 1.44269504088896341f, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
   const Vec x = max(min(a, splat(89.0f)), splat(-88.0f));
   const Vec n = round(x * 1.44269504088896341f);
+#endif
   Vec r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
   Vec p = splat(1.9875691500e-4f);
@@ -258,11 +275,15 @@ TG_INLINE Vec exp(Vec a) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r + 1.0f);
+#if defined(__AVX512F__)
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(a, splat(-87.33f), _CMP_NLT_UQ), p, n);
+#else
   // In two factors, so that neither leaves the range of exponents.
   const IVec whole = __builtin_convertvector(n, IVec);
   const IVec half = whole >> 1;
   const Vec y = p * cast<Vec>((half + 127) << 23) * cast<Vec>((whole - half + 127) << 23);
   return a < -87.33f ? Vec{} : (a != a ? a : y);
+#endif
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)

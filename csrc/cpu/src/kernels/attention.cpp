@@ -52,11 +52,12 @@ struct Sizes {
     rows = form.packs ? kManyRows : kRows;
     const int64_t unit = form.packs ? kManyUnit : kUnit;
     partial = round_up(rows * (2 + form.padded_value) * 4, kAlign);
-    scores = most(kRows * kUnit, kBlock * kManyUnit) * 4;
+    const int64_t weighed = most(rows * kUnit, kBlock * kManyUnit);
+    scores = weighed * 4;
     query = round_up(rows * form.padded_dim * 4, kAlign);
     keys = round_up(unit * form.padded_dim * 4, kAlign);
     values = round_up(unit * form.padded_value * 4, kAlign);
-    weights = kBlock * kManyUnit * 2;
+    weights = weighed * 2;
   }
   int64_t of_worker() const { return 2 * partial + scores + query + keys + values + weights; }
 };

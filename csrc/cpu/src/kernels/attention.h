@@ -6,6 +6,7 @@
 // by any worker and joined with the others afterwards.
 #pragma once
 
+#include "../count.h"
 #include "rows.h"
 
 namespace tg::TG_ISA {
@@ -87,11 +88,11 @@ TG_INLINE void each_head(const Attention &form, const Task &task, const Partial 
 struct Workspace {
   Partial head;               // of a task that another worker has begun; in memory that all see
   Partial tail, whole;        // of one that another goes on with; of any other
-  float *scores;              // [kRows, kUnit or kFewUnit], or [kBlock, kManyUnit]
+  float *scores;              // [rows, kUnit or kFewUnit], or [kBlock, kManyUnit]
   char *query;                // [rows, padded_dim] float32 or bfloat16
   char *keys;                 // a unit's keys (and values), padded; or packed, and behind them padded
   char *values;
-  char *weights;  // [kBlock, kManyUnit] bfloat16
+  char *weights;  // as scores, bfloat16
 };
 
 // 2^x for x <= 0, within 2 units in the last place; 0 below -126.

@@ -56,17 +56,8 @@ TG_INLINE void products(const Bf16 *query, int64_t stride, const Bf16 *const *ke
 }
 #endif
 
-// Scores of `rows` queries, kQueries at most, and `padded` keys. `before` is told of each vector of keys, for each query.
-template <int rows, typename Q, typename T, typename F>
-TG_INLINE void multiply_keys(const Attention &form, const Q *query, const T *const *keys, int64_t padded, float *scores,
-                             const F &before) {
-  for (int64_t i = 0; i < padded; i += kLanes) {
-    for (int r = 0; r < rows; r++) before();
-    products<rows>(query, form.padded_dim, keys + i, form.padded_dim, scores + i);
-  }
-}
-
 constexpr int64_t kOfKeys = 4;  // how often there is something to ask for while kLanes keys are multiplied; of a value it is once
+constexpr int64_t kBeside = 16;  // keys whose values are added for one head after the other
 // Vectors of values at a time, so that the sums stay in registers.
 constexpr int columns_of(int rows) { return kRegisters == 32 || rows < 4 ? 4 : 2; }
 
@@ -202,11 +193,12 @@ template <typename Q, typename T, typename S, typename W = float>
 void attend(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial, int64_t first,
             int64_t last, bool asked, const Task *then) {
   const int64_t padded_value = sizeof(W) == 2 ? form.padded_value : form.value_lanes;
-  W *weights = reinterpret_cast<W *>(sizeof(W) == 2 ? space.weights : reinterpret_cast<char *>(space.scores));
-  const auto query_of = [&](const Task &one) {
-    return reinterpret_cast<Q *>(space.query) + (one.kv_head - task.kv_head) * kRows * form.padded_dim;
+  const auto query_of = [&](int64_t head) { return reinterpret_cast<Q *>(space.query) + head * kRows * form.padded_dim; };
+  const auto scores_of = [&](int64_t head) { return space.scores + head * kRows * kUnit; };
+  const auto weights_of = [&](int64_t head) {
+    return reinterpret_cast<W *>(sizeof(W) == 2 ? space.weights : reinterpret_cast<char *>(space.scores)) + head * kRows * kUnit;
   };
-  each_head(form, task, partial, [&](const Task &one, const Partial &) { take_queries(form, one, run, query_of(one)); });
+  each_head(form, task, partial, [&](const Task &one, const Partial &) { take_queries(form, one, run, query_of(one.kv_head - task.kv_head)); });
   Rows walk(*form.group, task.segment, task.begin + first * kUnit);
   CacheUnit units[2];
   units[first & 1].find(task, first, walk);
@@ -228,42 +220,40 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     // Asked for piece by piece between products: more at once would have to wait.
     CacheAhead ahead(form, goes_on ? task : *then, next,
                      task.heads * (task.count * (padded / kLanes) * kOfKeys + count * ceil_div(task.count, kQueries)));
+    // All heads of some rows, then all of the next: what is read in the order in which it lies comes by itself, and faster.
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      for (int64_t head = 0; head < task.heads; head++) {
+        const T *keys[kLanes];
+        locate<T, S>(cached_keys(form, task.kv_head + head), rows + i, kLanes, reinterpret_cast<T *>(space.keys), keys);
+        by_blocks<kQueries>(task.count, [&](auto queries, int64_t row) {
+          constexpr int kCount = decltype(queries)::value;
+          for (int64_t j = 0; j < kCount * kOfKeys; j++) ahead.ask();
+          products<kCount>(query_of(head) + row * form.padded_dim, form.padded_dim, keys, form.padded_dim,
+                           scores_of(head) + row * kUnit + i);
+        });
+      }
+    }
     each_head(form, task, partial, [&](const Task &one, const Partial &own) {
-      const Cached of_keys = cached_keys(form, one.kv_head), of_values = cached_values(form, one.kv_head, padded_value);
-      const T *keys[kUnit], *values[kUnit];
-      locate<T, S>(of_keys, rows, padded, reinterpret_cast<T *>(space.keys), keys);
-      locate<T, S>(of_values, rows, count, reinterpret_cast<T *>(space.values), values);
-      for (int64_t row = 0; row < one.count; row += kQueries) {
-        const Q *query = query_of(one) + row * form.padded_dim;
-        float *scores = space.scores + row * kUnit;
-        const auto ask = [&] {
-          for (int64_t j = 0; j < kOfKeys; j++) ahead.ask();
-        };
-        switch (one.count - row) {
-          case 1: multiply_keys<1>(form, query, keys, padded, scores, ask); break;
-          case 2: multiply_keys<2>(form, query, keys, padded, scores, ask); break;
-          case 3: multiply_keys<3>(form, query, keys, padded, scores, ask); break;
-          default: multiply_keys<4>(form, query, keys, padded, scores, ask); break;
-        }
-      }
+      const int64_t head = one.kv_head - task.kv_head;
       for (int64_t row = 0; row < one.count; row += kLanes) {
-        weigh<W>(form, one, own, row, least(kLanes, one.count - row), space.scores + row * kUnit, weights + row * kUnit,
-                 kUnit, key, count, padded);
-      }
-      for (int64_t row = 0; row < one.count; row += kQueries) {
-        const W *weight = weights + row * kUnit;
-        float *out = own.out + row * form.padded_value;
-        const auto ask = [&](int64_t, int64_t column) {
-          if (column == 0) ahead.ask();
-        };
-        switch (one.count - row) {
-          case 1: add_values<1>(form, weight, values, count, out, ask); break;
-          case 2: add_values<2>(form, weight, values, count, out, ask); break;
-          case 3: add_values<3>(form, weight, values, count, out, ask); break;
-          default: add_values<4>(form, weight, values, count, out, ask); break;
-        }
+        weigh<W>(form, one, own, row, least(kLanes, one.count - row), scores_of(head) + row * kUnit,
+                 weights_of(head) + row * kUnit, kUnit, key, count, padded);
       }
     });
+    for (int64_t i = 0; i < count; i += kBeside) {
+      const int64_t beside = least(kBeside, count - i);
+      for (int64_t head = 0; head < task.heads; head++) {
+        const T *values[kBeside];
+        locate<T, S>(cached_values(form, task.kv_head + head, padded_value), rows + i, beside, reinterpret_cast<T *>(space.values), values);
+        by_blocks<kQueries>(task.count, [&](auto queries, int64_t row) {
+          const auto ask = [&](int64_t, int64_t column) {
+            if (column == 0) ahead.ask();
+          };
+          add_values<decltype(queries)::value>(form, weights_of(head) + row * kUnit + i, values, beside,
+                                               partial.out + (head * kRows + row) * form.padded_value, ask);
+        });
+      }
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 // What the parts of the linear kernel share.
 #pragma once
 
+#include "../count.h"
 #include "../simd.h"
 
 namespace tg::TG_ISA {
@@ -52,32 +53,45 @@ TG_INLINE bool by_tiles(const tg_weight *weight, int64_t rows) {
   return kTiles && rows >= kTileRows && weight->format >= TG_WEIGHT_BF16 && weight->format <= TG_WEIGHT_INT4_GROUPS;
 }
 
-// Adds bias and y to a panel's sums, `parts` vectors of them from `begin` on, rounds once, and stores.
-template <typename Y>
-TG_INLINE void emit_as(const Linear &job, int64_t row, int64_t panel, const Vec *sums, int begin, int parts) {
-  const int64_t first = panel * kPanel, count = least(kPanel, job.weight->outs - first);
-  Y *y = reinterpret_cast<Y *>(job.y + row * job.y_stride) + first;
-  for (int part = 0; part < parts; part++) {
-    const int64_t at = (begin + part) * kLanes, left = count - at;
-    Vec value = sums[part];
-    if (left >= kLanes) {
-      if (job.bias != nullptr) value = value + load(job.bias + first + at);
-      if (job.add) value = value + load(y + at);
-      store(y + at, value);
-    } else if (left > 0) {
-      if (job.bias != nullptr) value = value + load_part(job.bias + first + at, left);
-      if (job.add) value = value + load_part(y + at, left);
-      store_part(y + at, value, left);
+// Adds bias and y to a panel's sums of kRows rows from `row` on, `parts` vectors of each from `begin` on, rounds once, and stores.
+// take(r, sums) gives those of row + r. What is the same for all rows is looked up once: behind a store the compiler looks again.
+template <typename Y, int kRows, typename F>
+TG_INLINE void emit_as(const Linear &job, int64_t row, int64_t panel, int begin, int parts, const F &take) {
+  const int64_t first = panel * kPanel + begin * kLanes, count = least(job.weight->outs - first, parts * kLanes);
+  const float *bias = job.bias == nullptr ? nullptr : job.bias + first;
+  const bool add = job.add;
+  const int64_t stride = job.y_stride;
+  char *rows = job.y + row * stride + first * static_cast<int64_t>(sizeof(Y));
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; r++) {
+    Vec sums[kParts];
+    take(r, sums);
+    Y *y = reinterpret_cast<Y *>(rows + r * stride);
+    for (int part = 0; part < parts; part++) {
+      const int64_t at = part * kLanes, left = count - at;
+      if (left <= 0) break;
+      const int lanes = static_cast<int>(least(left, kLanes));
+      if (bias != nullptr) sums[part] += load_lanes(bias + at, lanes);
+      if (add) sums[part] += load_lanes(y + at, lanes);
+      store_lanes(y + at, sums[part], lanes);
     }
   }
 }
 
-TG_INLINE void emit(const Linear &job, int64_t row, int64_t panel, const Vec *sums, int begin = 0, int parts = kParts) {
+template <int kRows, typename F>
+TG_INLINE void emit(const Linear &job, int64_t row, int64_t panel, int begin, int parts, const F &take) {
   if (job.y_bf16) {
-    emit_as<Bf16>(job, row, panel, sums, begin, parts);
+    emit_as<Bf16, kRows>(job, row, panel, begin, parts, take);
   } else {
-    emit_as<float>(job, row, panel, sums, begin, parts);
+    emit_as<float, kRows>(job, row, panel, begin, parts, take);
   }
+}
+
+// All of a row's.
+TG_INLINE void emit(const Linear &job, int64_t row, int64_t panel, const Vec *sums) {
+  emit<1>(job, row, panel, 0, kParts, [&](int, Vec *to) {
+    for (int part = 0; part < kParts; part++) to[part] = sums[part];
+  });
 }
 
 // A panel's 16 float16 numbers.
@@ -141,27 +155,6 @@ struct Ahead {
   }
   TG_INLINE void ask(const uint8_t *panel, int64_t step) const { __builtin_prefetch(panel + begin + step * apart, 0, 2); }
 };
-
-template <int n>
-struct Count {
-  static constexpr int value = n;
-};
-template <int kMost, typename F>
-TG_INLINE void with_count(int64_t count, const F &f) {
-  if constexpr (kMost > 1) {
-    if (count < kMost) return with_count<kMost - 1>(count, f);
-  }
-  f(Count<kMost>());
-}
-// Calls f(Count, first row) for blocks of kMost rows at most and of about as many each: few rows wait for one another's sums.
-template <int kMost, typename F>
-TG_INLINE void by_blocks(int64_t rows, const F &f) {
-  const int64_t blocks = ceil_div(rows, kMost);
-  for (int64_t i = 0; i < blocks; i++) {
-    const Share block = share_of(rows, i, blocks);
-    with_count<kMost>(block.end - block.begin, [&](auto count) { f(count, block.begin); });
-  }
-}
 
 // Brings rows of x into form; the caller sees to it that all rows are ready before they are multiplied. (linear_prepare.cpp)
 struct Layout {

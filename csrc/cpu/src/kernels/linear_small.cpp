@@ -365,8 +365,10 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
     }
     for (int s = 0; s < kStreams; s++) record[s] += bytes;
   }
-  for (int r = 0; r < kRows; r++) {
-    for (int s = 0; s < kStreams; s++) emit(job, row + r, panel + s * apart, sums[r][s]);
+  for (int s = 0; s < kStreams; s++) {
+    emit<kRows>(job, row, panel + s * apart, 0, kParts, [&](int r, Vec *to) {
+      for (int part = 0; part < kParts; part++) to[part] = sums[r][s][part];
+    });
   }
 }
 

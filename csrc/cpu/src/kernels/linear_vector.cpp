@@ -185,17 +185,42 @@ struct Bytes {
 };
 #endif
 
-// acc[r][s] += the steps from `begin` to `end` of row r of x and stream s of the weight. Row by row within a turn: the registers
-// hold what all streams have there, and not in turn what all rows have.
-template <typename Dot, int kRows, int kStreams>
-TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const uint8_t *const (&weight)[kStreams], const char *x,
-                        int64_t x_stride, int64_t begin, int64_t end, const Ahead &ahead) {
+// Where rows of x are read, with a register for four of them: GCC would take one for each, and has not as many.
+template <int kRows>
+class Fours {
+ public:
+  TG_INLINE Fours(const char *first, int64_t stride) : stride_(stride) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; i++) {
+      at_[i] = first + 4 * i * stride;
+      asm("" : "+r"(at_[i]));
+    }
+  }
+  TG_INLINE const char *row(int row) const { return at_[row / 4] + row % 4 * stride_; }
+  TG_INLINE void advance(int64_t bytes) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; i++) at_[i] += bytes;
+  }
+
+ private:
+  static constexpr int kCount = (kRows + 3) / 4;
+  const char *at_[kCount];
+  int64_t stride_;
+};
+
+// acc[r][s] = start(r) and the steps from `begin` to `end` of row r of x and stream s of the weight. Row by row within a turn: the
+// registers hold what all streams have there, and not in turn what all rows have.
+template <typename Dot, int kRows, int kStreams, typename F>
+TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const F &start, const uint8_t *const (&weight)[kStreams],
+                        const char *x, int64_t x_stride, int64_t begin, int64_t end, const Ahead &ahead) {
   typename Dot::Acc held[kRows][kStreams];  // in registers: what is behind the loop takes those of `acc` one by one, from memory
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++) {
+    const typename Dot::Acc first = start(r);
 #pragma GCC unroll 8
-    for (int s = 0; s < kStreams; s++) held[r][s] = acc[r][s];
+    for (int s = 0; s < kStreams; s++) held[r][s] = first;
   }
+  Fours<kRows> units(x + begin * Dot::kUnit, x_stride);
   for (int64_t i = begin; i < end; i++) {
 #pragma GCC unroll 8
     for (int s = 0; s < kStreams; s++) ahead.ask(weight[s], i);
@@ -207,9 +232,10 @@ TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const uint8_t
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 8
-        for (int s = 0; s < kStreams; s++) Dot::step(held[r][s], right[s], x + r * x_stride + i * Dot::kUnit, turn);
+        for (int s = 0; s < kStreams; s++) Dot::step(held[r][s], right[s], units.row(r), turn);
       }
     }
+    units.advance(Dot::kUnit);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++) {
@@ -228,21 +254,19 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
   const char *x = job.x.values + row * job.x.row_bytes;
   typename Dot::Acc acc[kRows][kStreams];
   if (!has_groups(weight)) {
-    for (int r = 0; r < kRows; r++) {
-      for (int s = 0; s < kStreams; s++) acc[r][s] = Dot::start(Dot::kInteger ? job.x.sums[row + r] : 0);
-    }
     const int64_t steps = weight->panel_bytes / 64;
-    multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, 0, steps, Ahead(job, row, kRows, steps));
-    for (int r = 0; r < kRows; r++) {
-      for (int s = 0; s < kStreams; s++) {
-        Vec sums[kSums];
-        Dot::finish(acc[r][s], sums);
-        const int64_t at = panel + s * apart;
-        for (int i = 0; Dot::kInteger && i < kSums; i++) {
-          sums[i] = sums[i] * (load(weight->scales + at * kPanel + (part + i) * kLanes) * job.x.scales[row + r]);
-        }
-        emit(job, row + r, at, sums, part, kSums);
-      }
+    const auto start = [&](int r) { return Dot::start(Dot::kInteger ? job.x.sums[row + r] : 0); };
+    multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, 0, steps, Ahead(job, row, kRows, steps));
+    const float *x_scales = job.x.scales + row;
+    for (int s = 0; s < kStreams; s++) {
+      const int64_t at = panel + s * apart;
+      Vec scales[kSums] = {};
+      for (int i = 0; Dot::kInteger && i < kSums; i++) scales[i] = load(weight->scales + at * kPanel + (part + i) * kLanes);
+      Vec sums[kRows][kSums];  // taken before they are stored: else GCC has `acc` in memory in the loop above too, with AVX2
+      for (int r = 0; r < kRows; r++) Dot::finish(acc[r][s], sums[r]);
+      emit<kRows>(job, row, at, part, kSums, [&](int r, Vec *to) {
+        for (int i = 0; i < kSums; i++) to[i] = Dot::kInteger ? sums[r][i] * (scales[i] * x_scales[r]) : sums[r][i];
+      });
     }
     return;
   }
@@ -251,10 +275,8 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
     const int64_t steps = weight->group / 4;
     const Ahead ahead(job, row, kRows, weight->groups * steps);
     for (int64_t g = 0; g < weight->groups; g++) {
-      for (int r = 0; r < kRows; r++) {
-        for (int s = 0; s < kStreams; s++) acc[r][s] = Dot::start(job.x.sums[(row + r) * weight->groups + g]);
-      }
-      multiply<Dot, kRows, kStreams>(acc, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ahead);
+      const auto start = [&](int r) { return Dot::start(job.x.sums[(row + r) * weight->groups + g]); };
+      multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ahead);
 #pragma GCC unroll 8
       for (int s = 0; s < kStreams; s++) {
         Vec scales[kParts];
@@ -270,8 +292,10 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
         }
       }
     }
-    for (int r = 0; r < kRows; r++) {
-      for (int s = 0; s < kStreams; s++) emit(job, row + r, panel + s * apart, sums[r][s], part, kSums);
+    for (int s = 0; s < kStreams; s++) {
+      emit<kRows>(job, row, panel + s * apart, part, kSums, [&](int r, Vec *to) {
+        for (int i = 0; i < kSums; i++) to[i] = sums[r][s][i];
+      });
     }
   }
 }

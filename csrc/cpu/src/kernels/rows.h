@@ -57,19 +57,6 @@ TG_INLINE void by_vector(int64_t begin, int64_t end, const F &f) {
   for (; i + kLanes <= end; i += kLanes) f(i, kLanes);
   if (i < end) f(i, static_cast<int>(end - i));
 }
-template <typename T>
-TG_INLINE Vec load_lanes(const T *from, int lanes) {
-  return lanes == kLanes ? load(from) : load_part(from, lanes);
-}
-template <typename T>
-TG_INLINE void store_lanes(T *to, Vec v, int lanes) {
-  if (lanes == kLanes) {
-    store(to, v);
-  } else {
-    store_part(to, v, lanes);
-  }
-}
-
 // Writes numbers as 8-bit integers and gives their scale; it is none where a number is not finite.
 template <typename T>
 TG_INLINE float quantize_numbers(const T *from, int8_t *to, int64_t count) {

@@ -15,32 +15,33 @@ struct Best {
 template <typename T>
 TG_INLINE Best best_of(const T *x, int64_t first, int64_t count) {
   const float never = -__builtin_inff();
+  const auto numbers = [&](int64_t i, int lanes) {
+    const Vec v = load_lanes(x + first + i, lanes);
+    return lanes == kLanes || lane_index() < lanes ? v : splat(never);
+  };
   Vec top = splat(never);
-  bool broken = false;
+  IVec at = {}, broken = {};  // where a lane's largest was first
   by_vector(0, count, [&](int64_t i, int lanes) {
-    const Vec v = lane_index() < lanes ? load_lanes(x + first + i, lanes) : splat(never);
-    top = max(v, top);
-    const IVec wrong = v != v;
-    for (int lane = 0; lane < kLanes; lane++) broken |= wrong[lane] != 0;
+    const Vec v = numbers(i, lanes);
+    const IVec larger = v > top;
+    top = larger != 0 ? v : top;
+    at = larger != 0 ? lane_index() + static_cast<int32_t>(i) : at;
+    broken |= v != v;
   });
-  Best best = {largest(top), 0, first};
-  if (broken) {
+  if (sum(broken) != 0) {
     for (int64_t i = 0; i < count; i++) {
       if (to_float(x[first + i]) != to_float(x[first + i])) return {__builtin_nanf(""), __builtin_nanf(""), first + i};
     }
   }
+  Best best = {largest(top), 0, first};
   if (best.top == never) return best;
+  int64_t earliest = count;
+  for (int lane = 0; lane < kLanes; lane++) {
+    if (top[lane] == best.top) earliest = least(earliest, at[lane]);
+  }
+  best.token = first + earliest;
   Vec total = {};
-  bool found = false;
-  by_vector(0, count, [&](int64_t i, int lanes) {
-    const Vec v = lane_index() < lanes ? load_lanes(x + first + i, lanes) : splat(never);
-    total += exp(v - best.top);
-    if (found) return;
-    const IVec equal = v == best.top;
-    for (int lane = 0; lane < kLanes && !found; lane++) {
-      if (equal[lane] != 0) best.token = first + i + lane, found = true;
-    }
-  });
+  by_vector(0, count, [&](int64_t i, int lanes) { total += exp(numbers(i, lanes) - best.top); });
   best.total = sum(total);
   return best;
 }
