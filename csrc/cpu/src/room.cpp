@@ -16,24 +16,35 @@ namespace tg {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int64_t kPage = 4096;  // where there are no huge ones
+constexpr int64_t kPage = 4096;         // where there are no huge ones
+constexpr int64_t kAlign = 64;          // of a room
+constexpr int64_t kShelf = 8 * kHugePage;  // bytes of a shelf, unless a room is larger
 
-// What is left of the reserve: [begin, end). Huge pages before `made` are there.
-struct Reserve {
-  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  char *begin = nullptr, *end = nullptr, *made = nullptr;
+// Whole huge pages that rooms share, one behind the other: a matrix is a little larger than its numbers, for its scales, and would
+// leave most of its last page empty. A shelf goes back when all its rooms are gone, the pages of a large room when it is.
+struct Shelf {
+  char *begin;
+  int64_t bytes, used;
+  int64_t holders;  // rooms, and the reserve
+  Shelf *before;
+
+  int64_t left() const { return bytes - used; }
 };
-Reserve reserve;
 
+pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 std::atomic<int32_t> wanting{0};  // those who wait for the lock, before whom the maker of pages steps back
+Shelf *shelves = nullptr;         // the last that was made
+Shelf *open_shelf = nullptr;      // where there is most left, outside of the reserve
+Shelf *reserve = nullptr;         // what was reserved
+char *made = nullptr;             // the reserve's pages before it are there
 
 struct Locked {
   Locked() {
     wanting.fetch_add(1);
-    pthread_mutex_lock(&reserve.lock);
+    pthread_mutex_lock(&lock);
     wanting.fetch_sub(1);
   }
-  ~Locked() { pthread_mutex_unlock(&reserve.lock); }
+  ~Locked() { pthread_mutex_unlock(&lock); }
 };
 
 // So many bytes at a multiple of a huge page's size; `bytes` is one too. `kind`: more flags of mmap.
@@ -48,23 +59,35 @@ char *map(int64_t bytes, int kind) {
   return begin + before;
 }
 
-// A part of the reserve, from its beginning, or NULL.
-char *take(int64_t bytes) {
-  const Locked locked;
-  if (reserve.end - reserve.begin < bytes) return nullptr;
-  char *room = reserve.begin;
-  reserve.begin += bytes;
-  return room;
+// Whole huge pages at least; null where there is no memory.
+Shelf *add_shelf(int64_t bytes, int kind) {
+  Shelf *shelf = static_cast<Shelf *>(malloc(sizeof(Shelf)));
+  char *begin = shelf == nullptr ? nullptr : map(bytes, kind);
+  if (begin == nullptr) return free(shelf), nullptr;
+  *shelf = {begin, bytes, 0, 0, shelves};
+  return shelves = shelf;
 }
 
-// Makes the next huge page of what nobody has taken yet; false when there is none. By touching it, since that keeps nobody who maps
+void let_go(Shelf *shelf) {
+  if (--shelf->holders > 0) return;
+  Shelf **link = &shelves;
+  while (*link != shelf) link = &(*link)->before;
+  *link = shelf->before;
+  if (open_shelf == shelf) open_shelf = nullptr;
+  if (shelf->bytes > 0) munmap(shelf->begin, shelf->bytes);
+  free(shelf);
+}
+
+// Makes the next huge page that no room has yet; false when there is none. By touching it, since that keeps nobody who maps
 // other memory of the process waiting, as asking the system for pages would.
 bool make_page() {
   const Locked locked;
-  if (reserve.made < reserve.begin) reserve.made = reserve.begin;
-  if (reserve.made >= reserve.end) return false;
-  for (int64_t at = 0; at < kHugePage; at += kPage) *const_cast<volatile char *>(reserve.made + at) = 0;
-  reserve.made += kHugePage;
+  if (reserve == nullptr) return false;
+  char *next = reserve->begin + round_up(reserve->used, kHugePage);
+  if (made < next) made = next;
+  if (made >= reserve->begin + reserve->bytes) return false;
+  for (int64_t at = 0; at < kHugePage; at += kPage) *const_cast<volatile char *>(made + at) = 0;
+  made += kHugePage;
   return true;
 }
 
@@ -75,88 +98,57 @@ void *make_pages(void *) {
   return nullptr;
 }
 
-// The reserve is this from now on; what was left of the one before goes back.
-void replace(char *begin, int64_t bytes) {
+// The reserve is of so many bytes from now on, whole huge pages; pages of the one before that no room has go back.
+bool replace(int64_t bytes) {
   const Locked locked;
-  if (reserve.end > reserve.begin) munmap(reserve.begin, reserve.end - reserve.begin);
-  reserve.begin = reserve.made = begin;
-  reserve.end = begin + bytes;
+  if (reserve != nullptr) {
+    const int64_t kept = round_up(reserve->used, kHugePage);
+    if (kept < reserve->bytes) munmap(reserve->begin + kept, reserve->bytes - kept);
+    reserve->bytes = kept;
+    let_go(reserve);
+  }
+  reserve = bytes == 0 ? nullptr : add_shelf(bytes, MAP_NORESERVE);  // a guess, which may be too large
+  if (reserve == nullptr) return false;
+  reserve->holders = 1;
+  made = reserve->begin;
+  return true;
 }
 
-// Whole huge pages; `bytes` are such.
-char *create_pages(int64_t bytes) {
-  char *room = take(bytes);
-  return room != nullptr ? room : map(bytes, 0);  // more than there can be is refused now, not when it is touched
+Shelf *shelf_for(int64_t bytes) {
+  if (reserve != nullptr && reserve->left() >= bytes) return reserve;
+  if (open_shelf != nullptr && open_shelf->left() >= bytes) return open_shelf;
+  Shelf *shelf = add_shelf(most(round_up(bytes, kHugePage), kShelf), 0);  // more than there can be is refused now, not when it is touched
+  if (shelf != nullptr && (open_shelf == nullptr || open_shelf->left() < shelf->bytes - bytes)) open_shelf = shelf;
+  return shelf;
 }
-
-// What is smaller than a huge page shares some with others, one behind the other, which go back together when all are gone.
-class Shelves {
- public:
-  void *create(int64_t bytes) {
-    pthread_mutex_lock(&lock_);
-    void *place = put(round_up(bytes, kAlign));
-    pthread_mutex_unlock(&lock_);
-    return place;
-  }
-  void destroy(void *place) {
-    pthread_mutex_lock(&lock_);
-    drop(static_cast<char *>(place));
-    pthread_mutex_unlock(&lock_);
-  }
-
- private:
-  static constexpr int64_t kAlign = 64, kBytes = 8 * kHugePage;
-  struct Shelf {
-    char *begin;
-    int64_t used, things;
-    Shelf *before;
-  };
-
-  void *put(int64_t bytes) {
-    if (last_ == nullptr || last_->used + bytes > kBytes) {
-      Shelf *shelf = static_cast<Shelf *>(malloc(sizeof(Shelf)));
-      char *begin = shelf == nullptr ? nullptr : create_pages(kBytes);
-      if (begin == nullptr) return free(shelf), nullptr;
-      *shelf = {begin, 0, 0, last_};
-      last_ = shelf;
-    }
-    char *place = last_->begin + last_->used;
-    last_->used += bytes;
-    last_->things++;
-    return place;
-  }
-
-  void drop(const char *place) {
-    Shelf **link = &last_;
-    while (place < (*link)->begin || place >= (*link)->begin + kBytes) link = &(*link)->before;
-    Shelf *shelf = *link;
-    if (--shelf->things > 0) return;
-    *link = shelf->before;
-    munmap(shelf->begin, kBytes);
-    free(shelf);
-  }
-
-  pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
-  Shelf *last_ = nullptr;
-};
-Shelves shelves;
 
 }  // namespace
 
 void *room_create(int64_t bytes) {
-  return bytes < kHugePage ? shelves.create(bytes) : create_pages(round_up(bytes, kHugePage));
+  const Locked locked;
+  const int64_t size = round_up(bytes, kAlign);
+  Shelf *shelf = shelf_for(size);
+  if (shelf == nullptr) return nullptr;
+  char *room = shelf->begin + shelf->used;
+  shelf->used += size;
+  shelf->holders++;
+  return room;
 }
 
 void room_destroy(void *room, int64_t bytes) {
-  if (bytes < kHugePage) return shelves.destroy(room);
-  munmap(room, round_up(bytes, kHugePage));
+  const Locked locked;
+  char *begin = static_cast<char *>(room);
+  Shelf *shelf = shelves;
+  while (begin < shelf->begin || begin >= shelf->begin + shelf->bytes) shelf = shelf->before;
+  if (shelf->holders > 1) {
+    const int64_t at = begin - shelf->begin, first = round_up(at, kHugePage), last = (at + bytes) / kHugePage * kHugePage;
+    if (first < last) madvise(shelf->begin + first, last - first, MADV_DONTNEED);
+  }
+  let_go(shelf);
 }
 
 void room_reserve(int64_t bytes) {
-  const int64_t whole = bytes < kHugePage ? 0 : round_up(bytes, kHugePage);
-  char *memory = whole == 0 ? nullptr : map(whole, MAP_NORESERVE);  // a guess, which may be too large
-  replace(memory, memory == nullptr ? 0 : whole);
-  if (memory == nullptr) return;
+  if (!replace(bytes < kHugePage ? 0 : round_up(bytes, kHugePage))) return;
   pthread_attr_t detached;
   pthread_t thread;
   pthread_attr_init(&detached);

@@ -5,8 +5,8 @@
 
 namespace tg {
 
-// Zeros, `bytes` > 0; NULL where there is no memory. Large rooms are pages that nobody has touched, or come out of the
-// reserve; small ones share such.
+// Zeros, `bytes` > 0, at a multiple of 64; NULL where there is no memory. Pages that nobody has touched, or out of the reserve,
+// which rooms share.
 void *room_create(int64_t bytes);
 void room_destroy(void *room, int64_t bytes);
 

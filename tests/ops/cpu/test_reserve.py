@@ -15,7 +15,7 @@ import pytest
 
 from textgen.ops.cpu.library import Kernels
 
-from .weights import BF16, LIBRARY, packed, random_matrix
+from .weights import BF16, INT8, LIBRARY, packed, random_matrix
 
 HUGE = 2 << 20
 Reserve = Callable[[int], None]
@@ -97,6 +97,31 @@ def test_what_is_too_large_for_the_reserve_has_memory_of_its_own(reserve: Reserv
     assert second == first + HUGE and not first <= far < first + 4 * HUGE
     assert ctypes.string_at(first, size) == ctypes.string_at(second, size)
     del held
+
+
+def test_what_ends_within_a_huge_page_shares_it(reserve: Reserve) -> None:
+    """Integers have scales behind them: a little more than whole pages."""
+    reserve(16 * HUGE)
+    library = kernels()
+    held = [library.weight(INT8, 2048, 2048) for _ in range(3)]  # two pages each and the scales
+    places = [library.memory(weight) for weight in held]
+    assert [address - places[0][0] for address, _ in places] == [places[0][1] * number for number in range(3)]
+    assert 0 < places[0][1] - 2 * HUGE < HUGE // 64
+
+
+def test_pages_of_a_large_weight_go_back_while_others_stay(reserve: Reserve) -> None:
+    reserve(0)
+    library = kernels()
+    small, large, other = (library.weight(BF16, 1024, inputs) for inputs in (64, 6 * 1024, 64))
+    places = [library.memory(weight) for weight in (small, large, other)]
+    for address, size in places:
+        ctypes.memset(address, 7, size)
+    address, size = places[1]
+    before = resident(address, size)
+    del large
+    assert before - resident(address, size) >= size - 2 * HUGE
+    for address, size in (places[0], places[2]):
+        assert set(ctypes.string_at(address, size)) == {7}
 
 
 def test_weights_come_and_go_while_pages_are_made(reserve: Reserve) -> None:
