@@ -268,9 +268,12 @@ def llama_cpp(task: Task) -> Run:
         command = [str(tools / "llama-batched-bench"), "-m", str(model), "-t", threads, "-tb", threads]
         command += ["-c", str((prompt + new_tokens) * streams + 256), "-b", "2048", "-ub", "512", "-npp", str(prompt)]
         command += ["-ntg", str(new_tokens), "-npl", str(streams), "--output-format", "jsonl"]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        if not lines:
+        for _ in range(2):  # now and then it ends well and has told nothing
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+            if lines:
+                break
+        else:
             raise RuntimeError(f"llama-batched-bench ended with {done.returncode}: {done.stderr[-300:]}")
         return Times(lines[-1]["t_pp"], lines[-1]["t_pp"] + lines[-1]["t_tg"])
 
