@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmark" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 
 # AMD's with AVX-512, by their family.
-GENERATIONS = {"25": " Zen 4", "26": " Zen 5"}
+GENERATIONS = {"25": "Zen 4", "26": "Zen 5"}
 
 _BAR = re.compile(r"(ours|ratio) (<=|<|>=|>|==) (\d+(?:\.\d+)?)")
 _HOLDS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
@@ -147,8 +147,8 @@ def processor_name(model: str, flags: str, family: str = "") -> str:
     for known, flag, word in (("Intel Xeon", "amx_tile", "AMX"), ("AMD EPYC", "avx512f", "AVX-512")):
         if name == known and flag not in flags.split():
             name += f" without {word}"
-    if name == "AMD EPYC":
-        name += GENERATIONS.get(family, "")
+    if name == "AMD EPYC" and family in GENERATIONS:
+        name += f" {GENERATIONS[family]}"
     return name
 
 

@@ -16,8 +16,8 @@ namespace tg {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int64_t kPage = 4096;         // where there are no huge ones
-constexpr int64_t kAlign = 64;          // of a room
+constexpr int64_t kPage = 4096;            // where there are no huge ones
+constexpr int64_t kAlign = 64;             // of a room
 constexpr int64_t kShelf = 8 * kHugePage;  // bytes of a shelf, unless a room is larger
 
 // Whole huge pages that rooms share, one behind the other: a matrix is a little larger than its numbers, for its scales, and would
@@ -117,7 +117,8 @@ bool replace(int64_t bytes) {
 Shelf *shelf_for(int64_t bytes) {
   if (reserve != nullptr && reserve->left() >= bytes) return reserve;
   if (open_shelf != nullptr && open_shelf->left() >= bytes) return open_shelf;
-  Shelf *shelf = add_shelf(most(round_up(bytes, kHugePage), kShelf), 0);  // more than there can be is refused now, not when it is touched
+  // More than there can be is refused now, not when it is touched.
+  Shelf *shelf = add_shelf(most(round_up(bytes, kHugePage), kShelf), 0);
   if (shelf != nullptr && (open_shelf == nullptr || open_shelf->left() < shelf->bytes - bytes)) open_shelf = shelf;
   return shelf;
 }

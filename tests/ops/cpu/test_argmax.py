@@ -29,6 +29,14 @@ def test_random_rows(native: Native, rng: random.Random, dtype: torch.dtype, voc
     assert torch.equal(logprobs, logits.float().max(-1).values - normaliser)
 
 
+@KINDS
+def test_the_first_of_equal_ones(native: Native, rng: random.Random, dtype: torch.dtype) -> None:
+    logits = wider(torch.zeros(8, 9000, dtype=dtype))
+    for row in logits:
+        row[rng.sample(range(9000), rng.randint(2, 40))] = 5
+    assert best(native, logits)[0].tolist() == logits.float().numpy().argmax(-1).tolist()
+
+
 def test_forbidden_and_broken_rows(native: Native) -> None:
     logits = torch.full((4, 9000), -torch.inf)
     logits[0, 8500] = -3.0

@@ -56,8 +56,8 @@ TG_INLINE void products(const Bf16 *query, int64_t stride, const Bf16 *const *ke
 }
 #endif
 
-constexpr int64_t kOfKeys = 4;  // how often there is something to ask for while kLanes keys are multiplied; of a value it is once
-constexpr int64_t kBeside = 16;  // keys whose values are added for one head after the other
+constexpr int64_t kOfKeys = 4;    // how often there is something to ask for while kLanes keys are multiplied; of a value it is once
+constexpr int64_t kBeside = 16;  // keys whose values are added for one head, then for the next
 // Vectors of values at a time, so that the sums stay in registers.
 constexpr int columns_of(int rows) { return kRegisters == 32 || rows < 4 ? 4 : 2; }
 
@@ -198,7 +198,9 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
   const auto weights_of = [&](int64_t head) {
     return reinterpret_cast<W *>(sizeof(W) == 2 ? space.weights : reinterpret_cast<char *>(space.scores)) + head * kRows * kUnit;
   };
-  each_head(form, task, partial, [&](const Task &one, const Partial &) { take_queries(form, one, run, query_of(one.kv_head - task.kv_head)); });
+  each_head(form, task, partial, [&](const Task &one, const Partial &) {
+    take_queries(form, one, run, query_of(one.kv_head - task.kv_head));
+  });
   Rows walk(*form.group, task.segment, task.begin + first * kUnit);
   CacheUnit units[2];
   units[first & 1].find(task, first, walk);
@@ -244,7 +246,8 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
       const int64_t beside = least(kBeside, count - i);
       for (int64_t head = 0; head < task.heads; head++) {
         const T *values[kBeside];
-        locate<T, S>(cached_values(form, task.kv_head + head, padded_value), rows + i, beside, reinterpret_cast<T *>(space.values), values);
+        const Cached of_values = cached_values(form, task.kv_head + head, padded_value);
+        locate<T, S>(of_values, rows + i, beside, reinterpret_cast<T *>(space.values), values);
         by_blocks<kQueries>(task.count, [&](auto queries, int64_t row) {
           const auto ask = [&](int64_t, int64_t column) {
             if (column == 0) ahead.ask();

@@ -57,6 +57,7 @@ TG_INLINE void by_vector(int64_t begin, int64_t end, const F &f) {
   for (; i + kLanes <= end; i += kLanes) f(i, kLanes);
   if (i < end) f(i, static_cast<int>(end - i));
 }
+
 // Writes numbers as 8-bit integers and gives their scale; it is none where a number is not finite.
 template <typename T>
 TG_INLINE float quantize_numbers(const T *from, int8_t *to, int64_t count) {
