@@ -3,7 +3,7 @@
 import os
 from typing import final
 
-__all__ = ["Calls", "Room", "Router", "__version__", "cpu_api", "init_logging", "reserve_weights"]
+__all__ = ["Calls", "Follower", "Room", "Router", "__version__", "cpu_api", "init_logging", "reserve_weights"]
 
 __version__: str
 
@@ -37,6 +37,29 @@ class Room:
     @property
     def address(self) -> int:
         """A multiple of 64."""
+
+@final
+class Follower:
+    """Answers steps that are as the one before, a token further, on a shard's socket."""
+
+    def __new__(cls, link: int, bell: int) -> Follower:
+        """link: a socket that does not block. bell: a descriptor that is readable when `answer` shall return. Both are
+        duplicated."""
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the step that runs was begun, as `time.monotonic` tells it; None while none does."""
+
+    def answer(
+        self, addresses: tuple[int, int, int, int], segments: bytes, most: int
+    ) -> tuple[bytes, list[tuple[int, int, int]], bool]:
+        """Read steps, run and answer them, up to `most`, until something else comes, the bell rings or the stream ends.
+
+        addresses: of `plan_follow`, of the `tg_following` of the step that comes, of the tokens and of the
+        log-probabilities that it finds. Nobody may use what is there meanwhile. segments: of the step before, as they
+        travel. Gives what was read and not answered, the `Times` of each step, and whether the first frame of what is
+        left was run and has to be worked out instead, since its numbers are not finite.
+        """
 
 @final
 class Router:

@@ -15,9 +15,11 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use crate::http::library::{self, Reply, Task};
 use crate::server::{Server, StartError};
 use crate::settings::Settings;
+use crate::shard::columns::unpack;
 use crate::shard::engine::{Greeting, Lost, NoHello};
 use crate::shard::handle::EngineStatus;
-use crate::shard::protocol::Hello;
+use crate::shard::protocol::{Hello, SEGMENT_COLUMNS};
+use crate::shard::steady;
 
 /// A call that waits looks this often whether a signal came, since only the interpreter can say so.
 const ATTENTION: Duration = Duration::from_millis(100);
@@ -257,10 +259,69 @@ impl Room {
     }
 }
 
+/// Answers steps that are as the one before. See `_router.pyi`.
+#[pyclass(module = "textgen._router", frozen)]
+#[derive(Debug)]
+struct Follower(steady::Follower);
+
+/// What [`Follower::answer`] gives: what is left, queue, forward and sample times of each step, and whether the first of what is left
+/// has to be worked out.
+type Answered<'py> = (Bound<'py, PyBytes>, Vec<(u64, u64, u64)>, bool);
+
+#[pymethods]
+impl Follower {
+    #[new]
+    fn new(link: RawFd, bell: RawFd) -> PyResult<Self> {
+        Ok(Self(steady::Follower::new(duplicate(link)?.into(), duplicate(bell)?)))
+    }
+
+    #[getter]
+    fn busy_since(&self) -> Option<f64> {
+        self.0.busy_since().map(|since| since as f64 * 1e-9)
+    }
+
+    fn answer<'py>(
+        &self,
+        py: Python<'py>,
+        addresses: (usize, usize, usize, usize),
+        segments: &[u8],
+        most: usize,
+    ) -> PyResult<Answered<'py>> {
+        let wrong = || PyValueError::new_err("these are no segments of steps that follow one another");
+        let segments = unpack::<u32>(segments).filter(|all| all.len() % SEGMENT_COLUMNS == 0).ok_or_else(wrong)?;
+        let (follow, following, tokens, logprobs) = addresses;
+        let count = segments.len() / SEGMENT_COLUMNS;
+        // SAFETY: the caller has them of `ops/cpu/model.py` and holds what they belong to; it waits for this call.
+        let batch = unsafe { textgen_cpu::Following::new(follow, following, tokens, logprobs, count) };
+        let mut batch = Planned(batch.ok_or_else(wrong)?);
+        let answered = py.detach(|| self.0.answer(&segments, most, &mut batch));
+        let times = answered.times.iter().map(|times| (times.queue_ns, times.forward_ns, times.sample_ns));
+        Ok((PyBytes::new(py, &answered.rest), times.collect(), answered.unsound))
+    }
+}
+
+/// A batch of the CPU's kernels.
+struct Planned(textgen_cpu::Following);
+
+impl steady::Batch for Planned {
+    fn run(&mut self) -> steady::Ran {
+        match self.0.run() {
+            textgen_cpu::Followed::Well => steady::Ran::Well,
+            textgen_cpu::Followed::Unsound => steady::Ran::Unsound,
+            textgen_cpu::Followed::Not => steady::Ran::Not,
+        }
+    }
+
+    fn found(&self) -> (&[i64], &[f32]) {
+        self.0.found()
+    }
+}
+
 #[pymodule]
 fn _router(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Router>()?;
     module.add_class::<Calls>()?;
+    module.add_class::<Follower>()?;
     module.add_class::<Room>()?;
     module.add_function(wrap_pyfunction!(init_logging, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_api, module)?)?;

@@ -8,20 +8,20 @@ import os
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from textgen.shard.errors import ShardError
 from textgen.shard.executor import Executor
-from textgen.shard.link import Broken, FrameWriter, Inbox, Received, RouterGone
+from textgen.shard.link import Link, RouterGone
 from textgen.shard.log import JsonFormatter, PlainFormatter
 from textgen.shard.masks import MaskSize
 from textgen.shard.memory import SharedMemory, WideLimit, WideSize
 from textgen.shard.metrics import Metrics
-from textgen.shard.protocol import Failed, Frame, FrameReader, Hello, Range, Step, decode
+from textgen.shard.protocol import HEADER, Failed, Frame, FrameReader, Hello, Range, Step, Stop, decode, encode
 from textgen.shard.runner import Outcome
 from textgen.shard.settings import parse_settings
 
@@ -72,17 +72,24 @@ def test_memory_that_cannot_be_sealed_is_refused() -> None:
 HELLO = cast(Hello, Failed(None, b"", "internal", "stands for a Hello: the writer sends any frame"))
 
 
-def make_executor(make_runner: RunnerMaker, link: socket.socket, stuck_after: float = 60.0) -> tuple[Executor, Inbox]:
-    runner, inbox = make_runner(), Inbox()
+STEP = Step(1, b"", b"", b"", b"", b"", b"")
+
+
+def make_link(link: socket.socket) -> Link:
     link.setblocking(False)
+    return Link(link)
+
+
+def make_executor(make_runner: RunnerMaker, link: socket.socket, stuck_after: float = 60.0) -> Executor:
+    runner = make_runner()
     metrics = Metrics(runner.slots, runner.bounds.num_pages)
-    return Executor(runner, inbox, FrameWriter(link), metrics, stuck_after), inbox
+    return Executor(runner, make_link(link), metrics, stuck_after)
 
 
 def test_a_step_that_takes_too_long_is_told(make_runner: RunnerMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        executor, inbox = make_executor(make_runner, theirs, stuck_after=1e-9)
+        executor = make_executor(make_runner, theirs, stuck_after=1e-9)
         seen: list[str | None] = []
 
         def slow_step(*_: object) -> list[Outcome]:
@@ -91,8 +98,7 @@ def test_a_step_that_takes_too_long_is_told(make_runner: RunnerMaker, monkeypatc
 
         monkeypatch.setattr(executor._runner, "take", slow_step)
         assert executor.check_integrity() is None
-        inbox._items.put(Received(Step(1, b"", b"", b"", b"", b"", b""), time.monotonic_ns()))
-        inbox.stop()
+        ours.send(encode(STEP) + encode(Stop()))
         executor.run(HELLO)
         assert seen[0] is not None and "a step has been running for" in seen[0]
         assert executor.check_integrity() == "the executor has ended"
@@ -101,29 +107,28 @@ def test_a_step_that_takes_too_long_is_told(make_runner: RunnerMaker, monkeypatc
 def test_a_stream_that_cannot_be_read_ends_the_executor(make_runner: RunnerMaker) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        executor, inbox = make_executor(make_runner, theirs)
-        inbox._items.put(Received(Broken("torn", fatal=False), 0))
-        inbox._items.put(Received(Broken("too long", fatal=True), 0))
-        with pytest.raises(ShardError, match="the router's stream cannot be read: too long"):
+        executor = make_executor(make_runner, theirs)
+        ours.send(HEADER.pack(0, 99) + HEADER.pack(1 << 30, 3) + b"and more")
+        with pytest.raises(ShardError, match="the router's stream cannot be read: a frame of"):
             executor.run(HELLO)
         frames = [decode(kind, payload) for kind, payload in FrameReader().feed(ours.recv(1 << 16))]
-        assert [frame.message for frame in frames[1:] if isinstance(frame, Failed)] == ["torn", "too long"]
+        told = [frame.message for frame in frames[1:] if isinstance(frame, Failed)]
+        assert [message.partition(" of")[0] for message in told] == ["unknown frame kind 99", "a frame"]
 
 
 def test_a_router_that_is_gone_ends_the_executor_quietly(make_runner: RunnerMaker) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        executor, _ = make_executor(make_runner, theirs)
+        executor = make_executor(make_runner, theirs)
         ours.close()
         executor.run(HELLO)
         with pytest.raises(RouterGone):
-            FrameWriter(theirs).send([HELLO])
+            make_link(theirs).send([HELLO])
 
 
 def test_the_writer_waits_for_a_slow_reader() -> None:
     """A frame larger than the socket's buffer arrives whole, although it takes many writes."""
     ours, theirs = socket.socketpair()
-    ours.setblocking(False)
     frame = Failed(None, bytes(4 << 20), "internal", "")
     received: list[Frame] = []
 
@@ -135,9 +140,41 @@ def test_the_writer_waits_for_a_slow_reader() -> None:
     with ours, theirs:
         thread = threading.Thread(target=read)
         thread.start()
-        FrameWriter(ours).send([frame])
+        make_link(ours).send([frame])
         thread.join()
     assert received == [frame]
+
+
+def test_frames_come_in_order_whatever_their_pieces() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = make_link(theirs)
+        assert link.poll(0.001) is None
+        data = b"".join(encode(frame) for frame in (STEP, replace(STEP, step=2)))
+        ours.send(data[:40])
+        first = link.get()
+        assert first.message == STEP and not link.is_empty
+        ours.send(data[40:])
+        assert link.get().message == replace(STEP, step=2) and link.is_empty
+
+
+def test_who_asks_for_the_end_gets_it_after_what_has_come() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = make_link(theirs)
+        ours.send(encode(STEP))
+        link.stop()
+        assert [link.get().message, link.get().message, link.get().message] == [STEP, Stop(), Stop()]
+
+
+def test_who_waits_for_a_frame_is_woken_by_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = make_link(theirs)
+        waiting = threading.Timer(0.05, link.stop)
+        waiting.start()
+        assert link.get().message == Stop()
+        waiting.join()
 
 
 def test_settings_from_json(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_ops_app(shard: RunningShard) -> None:
     assert shard.ask("/health") == (200, '{"status":"ok"}')
     assert stat.S_IMODE(os.stat(shard.ops_path).st_mode) == 0o600
     status, stacks = shard.ask("/stacks")
-    assert status == 200 and "thread MainThread" in stacks and "inbox" in stacks
+    assert status == 200 and "thread MainThread" in stacks and "executor.py" in stacks
     assert shard.ask("/nothing")[0] == 404
 
 

@@ -71,6 +71,69 @@ impl Drop for Room {
     }
 }
 
+/// What [`Following::run`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Followed {
+    /// All log-probabilities are finite.
+    Well,
+    /// Not all are; the tokens were not kept.
+    Unsound,
+    /// It did not run.
+    Not,
+}
+
+/// A step that can be run again, `tg_following` of the header.
+#[derive(Debug)]
+pub struct Following {
+    follow: unsafe extern "C" fn(*const c_void, i32) -> i32,
+    following: *const c_void,
+    tokens: *const i64,
+    logprobs: *const f32,
+    count: usize,
+}
+
+// SAFETY: its parts have no thread, and it cannot be copied.
+unsafe impl Send for Following {}
+
+impl Following {
+    /// `None` where an address is 0.
+    ///
+    /// # Safety
+    /// `follow` is the address of a table's `plan_follow`, `following` that of a `tg_following` of `count` tokens, and `tokens` and
+    /// `logprobs` are where it finds them. All live as long as this does, and nobody else uses them meanwhile.
+    pub unsafe fn new(follow: usize, following: usize, tokens: usize, logprobs: usize, count: usize) -> Option<Self> {
+        if [follow, following, tokens, logprobs].contains(&0) {
+            return None;
+        }
+        Some(Self {
+            // SAFETY: the caller says that it is the address of such a function.
+            follow: unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(*const c_void, i32) -> i32>(follow) },
+            following: following as *const c_void,
+            tokens: tokens as *const i64,
+            logprobs: logprobs as *const f32,
+            count,
+        })
+    }
+
+    /// Runs the step that comes, and keeps the tokens that it finds.
+    pub fn run(&mut self) -> Followed {
+        // SAFETY: see `new`.
+        match unsafe { (self.follow)(self.following, 1) } {
+            0 => Followed::Well,
+            1 => Followed::Unsound,
+            _ => Followed::Not,
+        }
+    }
+
+    /// The tokens that the last run has found, and their log-probabilities.
+    pub fn found(&self) -> (&[i64], &[f32]) {
+        // SAFETY: see `new`; nothing writes there but a run, for which this is borrowed.
+        unsafe {
+            (std::slice::from_raw_parts(self.tokens, self.count), std::slice::from_raw_parts(self.logprobs, self.count))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

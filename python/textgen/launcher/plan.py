@@ -170,7 +170,8 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         max_slots=slots,
         threads=threads,
         cpus=cpus,
-        http_threads=min(MOST_HTTP_THREADS, hardware.cores),
+        # On a processor the kernels want the cores, and each thread that wakes takes one away from them.
+        http_threads=max(1, min(MOST_HTTP_THREADS, hardware.cores // (2 if settings.device == "cpu" else 1))),
         memory=_memory(settings, needs, hardware),
         memory_available=hardware.memory_available,
         sequence_blocks=needs.sequence_blocks,

@@ -99,6 +99,11 @@ class Repeat(Protocol):
         """
         ...
 
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """As `Follower.answer` takes them, to run it with nothing begun."""
+        ...
+
     def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> bool:
         """Put the likeliest token that bits [rows, whole 4 bytes] allow, little-endian by token id, into some rows of
         what `run` gave. Whether each of them may have one."""

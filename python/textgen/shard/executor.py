@@ -1,4 +1,4 @@
-"""The executor: one thread that takes frames in order, runs steps and answers on the socket itself."""
+"""The executor: one thread that reads frames in order, runs steps and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 import torch
 
 from textgen.shard.errors import ShardError
-from textgen.shard.link import Broken, FrameWriter, Inbox, Received, RouterGone
+from textgen.shard.link import Broken, Link, Received, RouterGone
 from textgen.shard.metrics import Metrics
 from textgen.shard.protocol import Admit, Ask, Failed, Hello, Ints, Step, Stop, pack_u32
 from textgen.shard.runner import Outcome, Runner
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class Executor:
     """`run` is the thread's whole life; `check_integrity` may be asked from any other thread."""
 
-    def __init__(self, runner: Runner, inbox: Inbox, writer: FrameWriter, metrics: Metrics, stuck_after: float) -> None:
-        self._runner, self._inbox, self._writer, self._metrics = runner, inbox, writer, metrics
+    def __init__(self, runner: Runner, link: Link, metrics: Metrics, stuck_after: float) -> None:
+        self._runner, self._link, self._metrics = runner, link, metrics
         self._stuck_after = stuck_after
         if runner.asks_for_masks:
             runner.memory.masks.ask = self._ask
@@ -34,7 +34,7 @@ class Executor:
     def run(self, hello: Hello) -> None:
         """Say hello, then answer frames until a Stop or until the router is gone. Raises `ShardError`."""
         try:
-            self._writer.send([hello])
+            self._link.send([hello])
             while self._answer(self._next()):
                 if not self._runner.under_way():
                     self._busy_since = None
@@ -47,7 +47,7 @@ class Executor:
         """What is wrong, None when nothing is."""
         if self._ended:
             return "the executor has ended"
-        since = self._busy_since
+        since = self._busy_since or self._link.follower.busy_since
         if since is not None and time.monotonic() - since > self._stuck_after:
             return f"a step has been running for {time.monotonic() - since:.0f} seconds"
         return None
@@ -55,19 +55,29 @@ class Executor:
     def _next(self) -> Received:
         """What comes next; meanwhile steps under way are answered as they end."""
         while self._runner.under_way():
-            if (received := self._inbox.poll(PAUSE)) is not None:
+            if (received := self._link.poll(PAUSE)) is not None:
                 return received
             self._send(self._runner.ended())
             if not self._runner.under_way():
                 self._busy_since = None
-        return self._inbox.get()
+        self._run_on()
+        return self._link.get()
+
+    def _run_on(self) -> None:
+        """Steps that are as the one before are answered behind the interpreter's back."""
+        if not self._link.is_empty:
+            return
+        series = self._runner.run_on(self._link.follower)
+        self._link.put_back(series.rest)
+        for times in series.times:
+            self._metrics.observe_step(series.tokens, times)
 
     def _ask(self, step: int, slots: Ints) -> None:
-        self._writer.send([Ask(step, pack_u32(slots))])
+        self._link.send([Ask(step, pack_u32(slots))])
 
     def _send(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            self._writer.send(outcome.frames)
+            self._link.send(outcome.frames)
             self._metrics.observe(outcome)
 
     def _answer(self, received: Received) -> bool:
@@ -91,7 +101,7 @@ class Executor:
     def _send_failures(self, failures: list[Failed]) -> None:
         for failure in failures:
             self._metrics.failure(failure.kind)
-        self._writer.send(failures)
+        self._link.send(failures)
 
 
 def use_threads(count: int | None, cpus: Collection[int] = ()) -> None:

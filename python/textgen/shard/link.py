@@ -1,21 +1,20 @@
-"""The socket to the router, written by the executor thread, and the inbox that it reads from."""
+"""The link to the router: whole frames over an inherited socket, read and written by the executor's thread."""
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-import anyio
-
+from textgen._router import Follower
 from textgen.shard.protocol import Admit, Frame, FrameReader, ProtocolError, Step, Stop, decode, encode
 
 PIECE = 256 << 10  # bytes read at once
-INBOX_FRAMES = 4096
 
 
 class RouterGone(Exception):
@@ -36,84 +35,102 @@ Message: TypeAlias = Admit | Step | Stop | Broken
 @dataclass(frozen=True, slots=True)
 class Received:
     message: Message
-    at_ns: int  # monotonic
+    at_ns: int  # monotonic; when it was read
 
 
-class FrameWriter:
-    """Writes whole frames to the non-blocking socket, waiting when the router reads slowly. One thread only."""
+class Link:
+    """Frames in and out of a non-blocking socket. One thread only, but for `stop`.
+
+    The thread that runs steps reads them itself: one more would take a core from the kernels in each step. What comes
+    meanwhile waits in the socket, and a router that floods blocks itself.
+    """
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
-        self._poll = select.poll()
-        self._poll.register(link, select.POLLOUT)
+        self._reader, self._piece = FrameReader(), bytearray(PIECE)
+        self._arrived: deque[Received] = deque()
+        self._ended = self._stopping = False
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.follower = Follower(link.fileno(), self._bell)
+        self._input, self._room = select.poll(), select.poll()
+        self._input.register(link, select.POLLIN)
+        self._input.register(self._bell, select.POLLIN)
+        self._room.register(link, select.POLLOUT)
+
+    def fileno(self) -> int:
+        """Of the socket."""
+        return self._link.fileno()
+
+    def close(self) -> None:
+        self._link.close()
+        os.close(self._bell)
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Raises `RouterGone`."""
+        """Waits when the router reads slowly. Raises `RouterGone`."""
         rest = memoryview(b"".join(map(encode, frames)))
         while rest:
             try:
                 rest = rest[self._link.send(rest) :]
             except BlockingIOError:
-                self._poll.poll()
+                self._room.poll()
             except OSError as error:
                 raise RouterGone(error.strerror) from None
 
-
-class Inbox:
-    """A bounded queue of what was received, from the event loop to the executor thread."""
-
-    def __init__(self, limit: int = INBOX_FRAMES) -> None:
-        self._items: SimpleQueue[Received] = SimpleQueue()
-        self._limit = limit
-
-    async def put(self, item: Received) -> None:
-        """Wait for room, and with it stop reading the socket: a router that floods blocks itself."""
-        while self._items.qsize() >= self._limit:
-            await anyio.sleep(0.001)
-        self._items.put(item)
-
     def stop(self) -> None:
-        """Ask for the end after what is already queued; never waits."""
-        self._items.put(Received(Stop(), time.monotonic_ns()))
+        """Ask for the end after what has come by now; never waits, and any thread may."""
+        self._stopping = True
+        os.eventfd_write(self._bell, 1)
 
     def get(self) -> Received:
-        return self._items.get()
+        """What comes next; after the end of the stream, and after one that cannot be read, a Stop."""
+        while (received := self._next()) is None:
+            self._input.poll()
+        return received
 
     def poll(self, seconds: float) -> Received | None:
-        """What is there, or comes within so many seconds."""
+        """What is there, or is after so many seconds."""
+        received = self._next()
+        if received is None:
+            time.sleep(seconds)
+            received = self._next()
+        return received
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was read has been given out: the follower may read."""
+        return not self._arrived and not self._reader.pending and not self._ended
+
+    def put_back(self, data: bytes) -> None:
+        """What the follower has read beyond what it answered."""
+        self._take(data)
+
+    def _next(self) -> Received | None:
+        if not self._arrived and not self._ended:
+            self._read()
+        if self._arrived:
+            return self._arrived.popleft()
+        if self._ended or self._stopping:
+            return Received(Stop(), time.monotonic_ns())
+        return None
+
+    def _read(self) -> None:
         try:
-            return self._items.get(timeout=seconds)
-        except Empty:
-            return None
+            count = self._link.recv_into(self._piece)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        self._ended = count == 0
+        self._take(memoryview(self._piece)[:count])
 
-
-async def read_frames(link: socket.socket, inbox: Inbox) -> None:
-    """Fill the inbox until a Stop, the end of the stream, or a stream that cannot be read; ends with a Stop."""
-    reader, piece = FrameReader(), bytearray(PIECE)
-    while count := await _receive(link, piece):
+    def _take(self, data: bytes | memoryview) -> None:
         now = time.monotonic_ns()
         try:
-            for kind, payload in reader.feed(memoryview(piece)[:count]):
-                message = _message(kind, payload)
-                await inbox.put(Received(message, now))
-                if isinstance(message, Stop):
-                    return
+            for kind, payload in self._reader.feed(data):
+                self._arrived.append(Received(_message(kind, payload), now))
         except ProtocolError as error:
-            await inbox.put(Received(Broken(str(error), fatal=True), now))
-            return
-    inbox.stop()
-
-
-async def _receive(link: socket.socket, piece: bytearray) -> int:
-    """Bytes read, 0 at the end of the stream."""
-    while True:
-        await anyio.wait_readable(link)
-        try:
-            return link.recv_into(piece)
-        except BlockingIOError:
-            continue
-        except OSError:
-            return 0
+            self._arrived.append(Received(Broken(str(error), fatal=True), now))
+            self._ended = True
 
 
 def _message(kind: int, payload: bytes) -> Message:

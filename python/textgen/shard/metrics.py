@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-from textgen.shard.protocol import Done, unpack_u32
+from textgen.shard.protocol import Done, Times, unpack_u32
 from textgen.shard.runner import Outcome
 from textgen.shard.slots import Slots
 
@@ -51,20 +51,31 @@ class Metrics:
 
     def observe(self, outcome: Outcome) -> None:
         """Count a step and what it answered."""
-        self._steps.inc()
-        self._segments.inc(outcome.segments)
-        self._tokens.inc(outcome.tokens)
-        self._step_tokens.observe(outcome.tokens)
+        self._observe_size(outcome.segments, outcome.tokens)
         if outcome.mask_wait is not None:
             self._mask_wait.observe(outcome.mask_wait)
         for frame in outcome.frames:
             if not isinstance(frame, Done):
                 self.failure(frame.kind)
                 continue
-            self._sampled.inc(unpack_u32(frame.counts, "counts").size)
-            self._queue.observe(frame.times.queue_ns * 1e-9)
-            self._forward.observe(frame.times.forward_ns * 1e-9)
-            self._sample.observe(frame.times.sample_ns * 1e-9)
+            self._observe_done(unpack_u32(frame.counts, "counts").size, frame.times)
+
+    def observe_step(self, sequences: int, times: Times) -> None:
+        """Count a step of a token for each sequence."""
+        self._observe_size(sequences, sequences)
+        self._observe_done(sequences, times)
+
+    def _observe_size(self, segments: int, tokens: int) -> None:
+        self._steps.inc()
+        self._segments.inc(segments)
+        self._tokens.inc(tokens)
+        self._step_tokens.observe(tokens)
+
+    def _observe_done(self, sampled: int, times: Times) -> None:
+        self._sampled.inc(sampled)
+        self._queue.observe(times.queue_ns * 1e-9)
+        self._forward.observe(times.forward_ns * 1e-9)
+        self._sample.observe(times.sample_ns * 1e-9)
 
     def failure(self, kind: str) -> None:
         self._failures.labels(kind).inc()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from textgen._router import Follower
 from textgen.models.decoder import FindsLikeliest, Model, Repeats
 from textgen.models.groups import LayerGroups
 from textgen.ops import Ops
@@ -37,7 +38,7 @@ from textgen.shard.protocol import (
 )
 from textgen.shard.rows import Limits, row_faults
 from textgen.shard.slots import Slots
-from textgen.shard.steady import Answered, Following, NotFollowed, Steady, continuation, steady
+from textgen.shard.steady import Answered, Following, NotFollowed, Series, Steady, continuation, steady
 from textgen.shard.wide import prompt_logprobs, top_tokens
 
 if TYPE_CHECKING:  # for GPUs alone
@@ -139,6 +140,15 @@ class Runner:
             return
         self._steady = going_on
         yield outcome
+
+    def run_on(self, follower: Follower) -> Series:
+        """Answer the steps that come, as long as each is as the one before: of those nothing goes through here."""
+        if not isinstance(self._steady, Steady):
+            return Series(b"")
+        series = self._steady.run_on(follower, self.slots)
+        if series.unsound:
+            self._steady = None
+        return series
 
     def under_way(self) -> bool:
         """Whether a step was launched that is not answered."""

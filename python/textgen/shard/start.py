@@ -29,7 +29,7 @@ from textgen.quantization.stored import ByRows, DeferredFormat, StoredFormat
 from textgen.shard.assembly import assemble, open_accelerator
 from textgen.shard.errors import OutOfMemory, ShardError
 from textgen.shard.executor import Executor, use_threads
-from textgen.shard.link import FrameWriter, Inbox
+from textgen.shard.link import Link
 from textgen.shard.masks import MaskSize
 from textgen.shard.measure import measure_steps
 from textgen.shard.memory import SharedMemory, WideSize
@@ -83,8 +83,8 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
     use_threads(settings.threads, settings.cpus)
     with phases.timed("place"), _memory_refusals(settings):
         runner = build_runner(settings, memory_fd, phases)
-    inbox, metrics = Inbox(), Metrics(runner.slots, runner.bounds.num_pages)
-    executor = Executor(runner, inbox, FrameWriter(link), metrics, settings.stuck_after)
+    metrics, frames = Metrics(runner.slots, runner.bounds.num_pages), Link(link)
+    executor = Executor(runner, frames, metrics, settings.stuck_after)
 
     def prepare() -> Hello:
         # The kernels have workers of their own, and two pools that spin would take the cores from each other.
@@ -97,7 +97,7 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
                 measured = measure_steps(runner, settings.measure_seconds)
         return hello(settings, runner, phases.done, measured)
 
-    Worker(link, inbox, executor, OpsApp(executor, metrics), ops_path).run(prepare)
+    Worker(frames, executor, OpsApp(executor, metrics), ops_path).run(prepare)
 
 
 def _format(settings: ShardSettings, folder: Path, accelerator: Accelerator | None) -> WeightFormat | None:

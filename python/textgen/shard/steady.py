@@ -7,17 +7,19 @@ follow it. Where layers have windows, or are of several groups, they hold as lon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from textgen._router import Follower
 from textgen.models.decoder import Begun, Repeat, Repeats
 from textgen.ops.sampling import Allowed, Floats, Mask
 from textgen.shard.batch import Segments
 from textgen.shard.masks import MaskBoard
-from textgen.shard.protocol import Done, Failed, Ints, ProtocolError, Step, pack_u32, unpack_pairs, unpack_u32
+from textgen.shard.protocol import Done, Failed, Ints, ProtocolError, Step, Times, pack_u32, unpack_pairs, unpack_u32
 from textgen.shard.slots import Slots
 
 
@@ -27,6 +29,15 @@ class Ran(NamedTuple):
     tokens: Ints
     logprobs: Floats
     mask_wait: float | None  # seconds; None without masks
+
+
+class Series(NamedTuple):
+    """Steps that were answered one after the other, without the interpreter."""
+
+    rest: bytes  # what came and was not answered
+    times: Sequence[Times] = ()
+    tokens: int = 0  # of each
+    unsound: bool = False  # the first of the rest has to be worked out
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,9 +71,7 @@ class Continuation:
 
     def _begins(self, blocks: bytes) -> bool:
         """Whether the blocks are those that the sequences need now: a page for each that has filled its last one."""
-        if self.begun is not None:
-            self.begun = None
-            self.new_pages[:] = 0
+        self._settle()
         if self.within > 0:
             self.within -= 1
             return not blocks
@@ -75,6 +84,12 @@ class Continuation:
         if blocks:
             self.begun = Begun(which, unpack_u32(blocks, "blocks"))
         return self.begun is None or int(self.begun.pages.max()) < self.num_pages
+
+    def _settle(self) -> None:
+        """The blocks of the step before have begun."""
+        if self.begun is not None:
+            self.begun = None
+            self.new_pages[:] = 0
 
     def _takes(self, masks: bytes) -> bool:
         """Whether there is nothing wrong with the masks."""
@@ -114,6 +129,19 @@ class Steady(Continuation):
             which, pages = self.begun
             slots.append_blocks(self.slot[which], np.ones_like(which), pages)
         return Ran(tokens, logprobs, waited)
+
+    def run_on(self, follower: Follower, slots: Slots) -> Series:
+        """Answer the steps that come now, up to one in which a block begins, or that is not as the one before."""
+        self._settle()
+        most = min(self.within, self.left)
+        rest, times, unsound = follower.answer(self.batch.addresses, self.expected.tobytes(), most)
+        count = len(times)
+        self.starts += count
+        self.within -= count
+        self.left -= count
+        if slots.span is not None:
+            slots.start[self.slot] += count
+        return Series(rest, [Times(*each) for each in times], len(self.slot), unsound)
 
     def _keep_to_masks(self, number: int, masks: Ints, tokens: Ints) -> float | None:
         """Put the likeliest allowed token where another one stands. Seconds that were waited; None where there is no

@@ -1,11 +1,11 @@
-"""The event loop around the executor: frames in, signals, the ops app, and an end that always comes."""
+"""The event loop around the executor: signals, the ops app, and an end that always comes."""
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from textgen.shard.errors import ShardError
 from textgen.shard.executor import Executor
-from textgen.shard.link import Inbox, read_frames
+from textgen.shard.link import Link
 from textgen.shard.ops_app import OpsApp, serve_ops
 from textgen.shard.protocol import Hello
 
@@ -30,8 +30,8 @@ PrepareHello: TypeAlias = Callable[[], Hello]
 class Worker:
     """Runs until the executor ends; the executor ends on Stop, at the end of the stream, and on SIGTERM."""
 
-    def __init__(self, link: socket.socket, inbox: Inbox, executor: Executor, app: OpsApp, ops_path: str) -> None:
-        self._link, self._inbox, self._executor = link, inbox, executor
+    def __init__(self, link: Link, executor: Executor, app: OpsApp, ops_path: str) -> None:
+        self._link, self._executor = link, executor
         self._app, self._ops_path = app, ops_path
         self._failure: Exception | None = None
 
@@ -44,7 +44,7 @@ class Worker:
         async with anyio.create_task_group() as serving:
             serving.start_soon(self._guarded, partial(self._serve_ops, ended))
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._guarded, self._read)
+                tasks.start_soon(self._guarded, self._watch)
                 tasks.start_soon(self._guarded, self._signals)
                 await self._guarded(partial(to_thread.run_sync, lambda: self._executor.run(prepare())))
                 tasks.cancel_scope.cancel()
@@ -58,7 +58,7 @@ class Worker:
             await task()
         except Exception as error:
             self._failure = self._failure or error
-            self._inbox.stop()
+            self._link.stop()
 
     async def _serve_ops(self, ended: anyio.Event) -> None:
         try:
@@ -66,15 +66,18 @@ class Worker:
         except OSError as error:
             raise ShardError(f"--ops-socket {self._ops_path} cannot be served: {error.strerror or error}") from None
 
-    async def _read(self) -> None:
-        await read_frames(self._link, self._inbox)
+    async def _watch(self) -> None:
+        """The executor sees by itself that the router is gone, unless a step hangs."""
+        with select.epoll() as gone:
+            gone.register(self._link, select.EPOLLRDHUP)  # nothing that arrives wakes the loop
+            await anyio.wait_readable(gone.fileno())
         await self._end_in_time()
 
     async def _signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM) as signals:
             async for _ in signals:
                 log.info("SIGTERM: finishing the steps received so far")
-                self._inbox.stop()
+                self._link.stop()
                 await self._end_in_time()
 
     async def _end_in_time(self) -> None:

@@ -174,7 +174,7 @@ impl Engine {
         loop {
             self.forget_cancelled();
             self.expire();
-            if let Err(error) = self.feed().await {
+            if let Err(error) = self.feed() {
                 self.lose_shard(&error);
             }
             self.live.wake_readers(&self.inbox.bell);
@@ -207,7 +207,7 @@ impl Engine {
     }
 
     /// Plans steps and sends them, until enough are in flight or nothing can run.
-    async fn feed(&mut self) -> Result<(), LinkError> {
+    fn feed(&mut self) -> Result<(), LinkError> {
         while let Ok(submission) = if self.scheduler.is_some() {
             self.inbox.submissions.try_recv()
         } else {
@@ -218,7 +218,7 @@ impl Engine {
         self.follow_reports();
         // A plan waits for the masks of the step before, which that step waits for in any case: what the grammars say then
         // is known to it.
-        while self.workers.awaited() == 0 && self.too_early().is_none() && self.send_step().await? {}
+        while self.workers.awaited() == 0 && self.too_early().is_none() && self.send_step()? {}
         if let Some(scheduler) = &self.scheduler {
             self.observer.scheduled(&scheduler.stats());
         }
@@ -234,7 +234,7 @@ impl Engine {
     }
 
     /// Plans a step and sends it; false when there is none to be sent now.
-    async fn send_step(&mut self) -> Result<bool, LinkError> {
+    fn send_step(&mut self) -> Result<bool, LinkError> {
         let Some((shard, scheduler)) = self.shard.as_mut().zip(self.scheduler.as_mut()) else { return Ok(false) };
         let began = Instant::now();
         if !shard.greeted() || !scheduler.plan_into(&mut self.plan) {
@@ -259,7 +259,7 @@ impl Engine {
             self.go_on_with_masks(&stuck);
         }
         if let Some(shard) = self.shard.as_mut() {
-            shard.link.flush().await?;
+            shard.link.send()?;
         }
         Ok(true)
     }

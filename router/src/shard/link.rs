@@ -62,7 +62,19 @@ impl Link {
             if let Some(frame) = self.buffered()? {
                 return Ok(frame);
             }
-            let mut ready = self.socket.readable().await?;
+            let mut ready = if self.output.is_empty() {
+                self.socket.readable().await?
+            } else {
+                let room = self.room()?;
+                tokio::select! {
+                    ready = self.socket.readable() => ready?,
+                    room = room.writable() => {
+                        room?.retain_ready();
+                        self.send()?;
+                        continue;
+                    }
+                }
+            };
             match ready.get_inner().read(&mut self.piece) {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(count) => {
@@ -95,7 +107,7 @@ impl Link {
         Ok(Some(frame))
     }
 
-    /// Writes a frame into the buffer; [`Link::flush`] sends what has gathered in one write.
+    /// Writes a frame into the buffer; [`Link::send`] sends what has gathered in one write.
     ///
     /// # Errors
     /// When the frame is over the limit.
@@ -103,30 +115,43 @@ impl Link {
         Ok(frame.encode(&mut self.output)?)
     }
 
-    /// Sends all queued frames.
+    /// Sends what is queued as far as there is room, which there nearly always is; [`Link::receive`] sends the rest. A shard reads
+    /// between its steps alone: who waited for it would not hear what it asks for in the middle of one.
     ///
     /// # Errors
-    /// `Io`.
-    pub async fn flush(&mut self) -> Result<(), LinkError> {
+    /// `Closed` and `Io`.
+    pub fn send(&mut self) -> Result<(), LinkError> {
         let mut sent = 0;
         while let Some(rest) = self.output.get(sent..).filter(|rest| !rest.is_empty()) {
             match self.socket.get_ref().write(rest) {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(count) => sent += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.room().await?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        self.output.clear();
+        self.output.drain(..sent);
         Ok(())
     }
 
-    /// Waits until the shard has read some of what was sent, which it has in nearly every step.
-    async fn room(&self) -> io::Result<()> {
-        let socket = watched(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?;
-        socket.writable().await?.retain_ready();
-        Ok(())
+    /// Sends all that is queued.
+    ///
+    /// # Errors
+    /// `Closed` and `Io`.
+    pub async fn flush(&mut self) -> Result<(), LinkError> {
+        loop {
+            self.send()?;
+            if self.output.is_empty() {
+                return Ok(());
+            }
+            self.room()?.writable().await?.retain_ready();
+        }
+    }
+
+    /// What tells that there is room again.
+    fn room(&self) -> io::Result<AsyncFd<UnixStream>> {
+        watched(self.socket.get_ref().try_clone()?, Interest::WRITABLE)
     }
 }
 
@@ -134,4 +159,41 @@ fn watched(socket: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStr
     // SAFETY: a `UnixStream` owns its descriptor, which stays open and the same as long as it lives, and the `AsyncFd` owns it.
     let watched = unsafe { AsyncFd::register_with_interest(socket, interest) };
     Ok(watched?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::columns::Column;
+    use crate::shard::protocol::{Ask, Step};
+
+    /// More than a socket holds is queued while the shard is in a step, and asks for something in the middle of it.
+    #[tokio::test]
+    async fn who_has_more_to_send_than_there_is_room_for_still_hears() {
+        let (ours, mut shard) = UnixStream::pair().unwrap();
+        let mut link = Link::new(ours.into()).unwrap();
+        let step = Frame::Step(Step { tokens: Column((0..1 << 20).collect()), ..Step::default() });
+        let ask = Frame::Ask(Ask { step: 1, masks: Column(vec![2]) });
+        let mut bytes = Vec::new();
+        ask.encode(&mut bytes).unwrap();
+        shard.write_all(&bytes).unwrap();
+        link.queue(&step).unwrap();
+        link.send().unwrap();
+        assert_eq!(link.receive().await.unwrap(), ask);
+        assert!(!link.output.is_empty(), "the shard has read nothing");
+        let reading = std::thread::spawn(move || {
+            let mut length = 0;
+            let mut header = [0; HEADER];
+            shard.read_exact(&mut header).unwrap();
+            let mut payload = vec![0; u32::from_le_bytes(header[..4].try_into().unwrap()) as usize];
+            while length < payload.len() {
+                length += shard.read(&mut payload[length..]).unwrap();
+            }
+            shard.write_all(&bytes).unwrap();
+            (Frame::decode(header[4], &payload).unwrap(), shard)
+        });
+        assert_eq!(link.receive().await.unwrap(), ask, "what was left is sent meanwhile");
+        let (read, _shard) = reading.join().unwrap();
+        assert!(read == step && link.output.is_empty());
+    }
 }

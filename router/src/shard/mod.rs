@@ -15,3 +15,4 @@ pub mod masks;
 pub mod memory;
 pub mod observer;
 pub mod protocol;
+pub mod steady;

@@ -265,7 +265,7 @@ pub struct Done {
 /// Parts of a step, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
-    /// From the frame's arrival to the forward pass.
+    /// From when the shard read the frame to the forward pass.
     pub queue_ns: u64,
     /// The forward pass.
     pub forward_ns: u64,

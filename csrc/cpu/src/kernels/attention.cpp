@@ -9,7 +9,7 @@ namespace tg::TG_ISA {
 namespace {
 
 constexpr int64_t kAlign = 64;
-constexpr int64_t kUnitsEach = 32;  // units for each worker, so that all have about as much
+constexpr int64_t kUnitsEach = 12;  // units for each worker, so that all have about as much
 constexpr int64_t kWholeBelow = 8;  // a task with less than 1 / kWholeBelow of a worker's share is not cut
 
 Attention read_form(const tg_op &op, const tg_buffer *buffers) {

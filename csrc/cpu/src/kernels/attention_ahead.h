@@ -20,12 +20,18 @@ struct CacheUnit {
 // Asks for the keys and values of a unit's heads, row by row, so that memory is busy while there is something to do.
 class CacheAhead {
  public:
+  enum Parts { kKeys, kValues, kBoth };
+
   // calls: how often `ask` will be called, at least.
-  CacheAhead(const Attention &form, const Task &task, const CacheUnit &unit, int64_t calls)
-      : begin_(unit.rows), row_(unit.rows), end_(unit.rows + unit.count), rate_(ceil_div(2 * unit.count * kOne, calls)) {
+  CacheAhead(const Attention &form, const Task &task, const CacheUnit &unit, Parts parts, int64_t calls)
+      : begin_(unit.rows), row_(unit.rows), end_(unit.rows + unit.count),
+        rate_(ceil_div((parts == kBoth ? 2 : 1) * unit.count * kOne, calls)) {
     const int64_t size = form.cache_dtype == TG_I8 ? 1 : form.cache_dtype == TG_F32 ? 4 : 2;
     now_ = {form.keys + task.kv_head * form.head_dim * size, task.heads * form.head_dim * size, form.key_stride * size};
-    then_ = {form.values + task.kv_head * form.value_dim * size, task.heads * form.value_dim * size, form.value_stride * size};
+    const Part values = {form.values + task.kv_head * form.value_dim * size, task.heads * form.value_dim * size,
+                         form.value_stride * size};
+    if (parts == kValues) now_ = values;
+    if (parts == kBoth) then_ = values;
   }
   TG_INLINE void ask() {
     for (credit_ += rate_; credit_ >= kOne; credit_ -= kOne) {
@@ -53,7 +59,7 @@ class CacheAhead {
   }
 
   const int64_t *begin_, *row_, *end_;
-  Part now_, then_;
+  Part now_, then_ = {};
   int64_t rate_, credit_ = 0;  // rows that may be asked for at each call, and now
 };
 

@@ -99,7 +99,8 @@ void attend_few(const Attention &form, const Task &task, const Run &run, const W
       Rows other(*form.group, then->segment, then->begin);
       next.find(*then, 0, other);
     }
-    CacheAhead ahead(form, unit + 1 < last || then == nullptr ? task : *then, next, task.heads * (padded / 32) * (8 * tiles + chunks));
+    CacheAhead ahead(form, unit + 1 < last || then == nullptr ? task : *then, next, CacheAhead::kBoth,
+                     task.heads * (padded / 32) * (8 * tiles + chunks));
     each_head(form, task, partial, [&](const Task &one, const Partial &own) {
       const Cached of_keys = cached_keys(form, one.kv_head), of_values = cached_values(form, one.kv_head, form.padded_value);
       const Bf16 *turned = query + (one.kv_head - task.kv_head) * form.padded_dim * kRowsOf;

@@ -204,7 +204,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
   Rows walk(*form.group, task.segment, task.begin + first * kUnit);
   CacheUnit units[2];
   units[first & 1].find(task, first, walk);
-  if (!asked) CacheAhead(form, task, units[first & 1], 1).ask();
+  if (!asked) CacheAhead(form, task, units[first & 1], CacheAhead::kKeys, 1).ask();
   for (int64_t unit = first; unit < last; unit++) {
     const int64_t key = task.begin + unit * kUnit, count = units[unit & 1].count;
     const int64_t padded = round_up(count, kLanes);
@@ -219,9 +219,10 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
       Rows other(*form.group, then->segment, then->begin);
       next.find(*then, 0, other);
     }
-    // Asked for piece by piece between products: more at once would have to wait.
-    CacheAhead ahead(form, goes_on ? task : *then, next,
-                     task.heads * (task.count * (padded / kLanes) * kOfKeys + count * ceil_div(task.count, kQueries)));
+    // Asked for piece by piece between products, since more at once would have to wait: the unit's values while its keys are
+    // multiplied, then the next one's keys.
+    CacheAhead of_values(form, task, units[unit & 1], CacheAhead::kValues, task.heads * task.count * (padded / kLanes) * kOfKeys);
+    CacheAhead of_keys(form, goes_on ? task : *then, next, CacheAhead::kKeys, task.heads * count * ceil_div(task.count, kQueries));
     // All heads of some rows, then all of the next: what is read in the order in which it lies comes by itself, and faster.
     for (int64_t i = 0; i < padded; i += kLanes) {
       for (int64_t head = 0; head < task.heads; head++) {
@@ -229,7 +230,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
         locate<T, S>(cached_keys(form, task.kv_head + head), rows + i, kLanes, reinterpret_cast<T *>(space.keys), keys);
         by_blocks<kQueries>(task.count, [&](auto queries, int64_t row) {
           constexpr int kCount = decltype(queries)::value;
-          for (int64_t j = 0; j < kCount * kOfKeys; j++) ahead.ask();
+          for (int64_t j = 0; j < kCount * kOfKeys; j++) of_values.ask();
           products<kCount>(query_of(head) + row * form.padded_dim, form.padded_dim, keys, form.padded_dim,
                            scores_of(head) + row * kUnit + i);
         });
@@ -250,7 +251,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
         locate<T, S>(of_values, rows + i, beside, reinterpret_cast<T *>(space.values), values);
         by_blocks<kQueries>(task.count, [&](auto queries, int64_t row) {
           const auto ask = [&](int64_t, int64_t column) {
-            if (column == 0) ahead.ask();
+            if (column == 0) of_keys.ask();
           };
           add_values<decltype(queries)::value>(form, weights_of(head) + row * kUnit + i, values, beside,
                                                partial.out + (head * kRows + row) * form.padded_value, ask);

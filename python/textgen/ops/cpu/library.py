@@ -147,6 +147,7 @@ class Kernels:
         if self._api.abi != ABI:
             raise KernelsMissing(f"the library speaks version {self._api.abi}, this package version {ABI}; build again")
         self._run, self._follow = self._api.plan_run, self._api.plan_follow  # looked up once: each look makes an object
+        self.follows = ctypes.cast(self._follow, c_void_p).value or 0  # the address of `plan_follow`
         self.isa: str = self._api.isa.decode()
 
     def pool(self, workers: int, spin_us: int, cpus: Sequence[int] = ()) -> Handle:

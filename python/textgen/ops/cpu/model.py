@@ -215,6 +215,11 @@ class Repeated:
             self.filled.begin(begun)
         return self.found if self.kernels.follow(self.following, keep) else None
 
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        following = self.following
+        return self.kernels.follows, addressof(following), following.found, following.logprobs
+
     def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> bool:
         bits = np.ascontiguousarray(bits)
         self.masks[rows] = bits.ctypes.data + bits.strides[0] * np.arange(len(rows))

@@ -12,7 +12,7 @@ use crate::shard::link::LinkError;
 use crate::shard::live::Told;
 use crate::shard::mask_workers::Report;
 use crate::shard::observer::StepReport;
-use crate::shard::protocol::{Ask, Done, Failed, ProtocolError};
+use crate::shard::protocol::{Ask, Done, Failed, ProtocolError, Times};
 
 impl Engine {
     pub(super) fn complete(&mut self, done: &Done) -> Result<(), LinkError> {
@@ -58,11 +58,15 @@ impl Engine {
             self.live.answer(finished);
         }
         self.live.wake_readers(&self.inbox.bell);
+        let elapsed = landed.duration_since(flight.sent);
+        let worked = done.times.forward_ns.saturating_add(done.times.sample_ns);
+        let queue_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).saturating_sub(worked);
         self.observer.stepped(&StepReport {
-            elapsed: landed.duration_since(flight.sent),
+            elapsed,
             plan: flight.plan,
             deliver: landed.elapsed(),
-            times: done.times,
+            // It waits in the socket while the one before it runs: the shard does not know how long.
+            times: Times { queue_ns, ..done.times },
             prefill: flight.prefill,
         });
         Ok(())
