@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.seeds import fresh_seed
+from textgen.ops import pages
 from textgen.ops.cuda.ops import CudaOps
 from textgen.shard.errors import OutOfMemory
 from textgen.shard.runner import Runner
@@ -33,6 +34,7 @@ def rng() -> random.Random:
 
 @pytest.fixture
 def meter(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
+    monkeypatch.setattr(pages, "LARGE", 1 << 40)  # what stands for a GPU's memory is torch's, which it counts
     meter = Meter()
     kernels = StandInKernels(rng.getrandbits(64), BUILT)
     accelerator = StandIn(kernels, rng, meter)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from textgen._router import Room
 
-LARGE = 4 << 20  # bytes of a tensor for which it pays
+LARGE = 64 << 10  # bytes of a tensor for which it pays: rooms share huge pages
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
