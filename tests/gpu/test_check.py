@@ -15,9 +15,10 @@ import torch
 from tests.seeds import fresh_seed
 from textgen.gpu import __main__ as program
 from textgen.gpu import check, server
-from textgen.gpu.kernels import CHECKS, Case
+from textgen.gpu.kernels import CHECKS, FLASH, Case, checks_here
 from textgen.gpu.results import Results
 from textgen.ops import reference
+from textgen.ops.cuda import flash
 from textgen.ops.cuda.ops import CudaOps
 from textgen.shard import graphs
 from textgen.shard.runner import Runner
@@ -27,6 +28,7 @@ from textgen.shard.start import build_runner
 from ..models.tiny import make_model
 from ..ops.cuda.conftest import BUILT
 from ..ops.cuda.host_device import COMPILER, HostDevice
+from ..ops.cuda.test_flash import install
 from ..shard.stand_in import StandIn, StandInKernels
 
 NO_GPU = 3
@@ -41,6 +43,25 @@ def test_without_a_gpu_they_say_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @host
+@pytest.mark.parametrize("version", [2, 3])
+def test_flash_attn_is_checked_where_it_is_and_a_wrong_one_is_found(
+    version: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, version)
+    assert FLASH in checks_here()
+    rng = random.Random(seed := fresh_seed())
+    torch.manual_seed(seed)
+    device = HostDevice(rng.getrandbits(64), BUILT)
+    case = Case(rng, device, CudaOps(device), torch.device("cpu"), 96)
+    results = Results()
+    check.check_kernels(results, case, 3, [FLASH])
+    assert results.good
+    monkeypatch.setattr(flash, "_sides", lambda window: (0, 0))  # each token sees itself alone
+    check.check_kernels(results, case, 3, [FLASH])
+    assert "WRONG kernel flash_attn" in capsys.readouterr().out and not results.good
+
+
+@host
 def test_kernels_are_checked_and_a_wrong_one_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,9 +70,11 @@ def test_kernels_are_checked_and_a_wrong_one_is_found(
     device = HostDevice(rng.getrandbits(64), BUILT)
     case = Case(rng, device, CudaOps(device), torch.device("cpu"), 96)
     results = Results()
-    check.check_kernels(results, case, 1, list(CHECKS))
-    assert results.good and len(results.lines) == len(CHECKS)
-    assert capsys.readouterr().out.count("ok ") == len(CHECKS)
+    names = checks_here()
+    assert set(CHECKS) - set(names) == {FLASH}
+    check.check_kernels(results, case, 1, names)
+    assert results.good and len(results.lines) == len(names)
+    assert capsys.readouterr().out.count("ok ") == len(names)
     monkeypatch.setattr(reference, "rms_norm", lambda x, weight, eps: x)
     check.check_kernels(results, case, 1, ["rms_norm"])
     assert "WRONG kernel rms_norm" in capsys.readouterr().out and not results.good

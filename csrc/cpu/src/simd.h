@@ -251,7 +251,20 @@ TG_INLINE Vec sqrt(Vec a) {
   return a;
 #endif
 }
-// To the nearest whole number, ties to even; |a| < 2^22.
+// The nearest whole numbers, ties to even; |a| < 2^22.
+TG_INLINE IVec nearest(Vec a) {
+#if defined(__AVX512F__)
+  return (IVec)_mm512_cvtps_epi32(a);
+#elif defined(__AVX2__)
+  return (IVec)_mm256_cvtps_epi32(a);
+#elif defined(__ARM_NEON)
+  return (IVec)vcvtnq_s32_f32(a);
+#else
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23
+  return __builtin_convertvector((a + magic) - magic, IVec);
+#endif
+}
+// The same as floats.
 TG_INLINE Vec round(Vec a) {
   const Vec magic = splat(12582912.0f);  // 1.5 * 2^23
   return (a + magic) - magic;
@@ -308,7 +321,9 @@ TG_INLINE float sum(Vec a) {
 #endif
 }
 TG_INLINE int32_t sum(IVec a) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)a);
+#elif defined(__AVX2__)
   const __m128i half = _mm_add_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1));
   const __m128i pair = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32(pair, 0xb1)));
@@ -318,8 +333,23 @@ TG_INLINE int32_t sum(IVec a) {
   return total;
 #endif
 }
+TG_INLINE int32_t largest(IVec a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)a);
+#elif defined(__AVX2__)
+  const __m128i half = _mm_max_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1));
+  const __m128i pair = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(pair, _mm_shuffle_epi32(pair, 0xb1)));
+#else
+  int32_t top = a[0];
+  for (int i = 1; i < kLanes; i++) top = a[i] > top ? a[i] : top;
+  return top;
+#endif
+}
 TG_INLINE float largest(Vec a) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(a);
+#elif defined(__AVX2__)
   return folded_to_one(a, [](__m128 x, __m128 y) { return _mm_max_ps(x, y); });
 #else
   float top = a[0];

@@ -18,7 +18,7 @@ import torch
 
 from textgen import __version__
 from textgen.demo import MODEL_FOLDER
-from textgen.gpu.kernels import CHECKS, Case
+from textgen.gpu.kernels import CHECKS, Case, checks_here
 from textgen.gpu.results import Results, first_line
 from textgen.gpu.server import check_server
 from textgen.shard.protocol import Admit, Done, Flag, Step, pack_u32, unpack_u32
@@ -62,7 +62,7 @@ def check_on_gpu(results: Results, seed: int, rounds: int) -> None:
     kernels = CudaDevice(0)
     torch.manual_seed(seed)
     case = Case(random.Random(seed), kernels, CudaOps(kernels), torch.device("cuda", 0), 4096)
-    check_kernels(results, case, rounds, list(CHECKS))
+    check_kernels(results, case, rounds, checks_here())
 
 
 def check_kernels(results: Results, case: Case, rounds: int, names: Sequence[str]) -> None:

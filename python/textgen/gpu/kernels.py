@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from textgen.models.spec import GatedActivation, RouterSpec
 from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference, sampling
 from textgen.ops.cuda.bricks import Form, Plain, pack
 from textgen.ops.cuda.device import Device
+from textgen.ops.cuda.flash import FA2_PAGE, Flash, FlashMissing, FlashOps, find_flash
 from textgen.ops.cuda.linear import HALVES, Linears
 from textgen.ops.cuda.ops import CudaOps
 from textgen.ops.cuda.sampling import Masks, Penalties, choose, shape
@@ -108,6 +109,40 @@ def latent_attention(case: Case) -> Error:
     return _attention(case, dtype, 1, rng.choice([4, 16, 40, 128]), dims, stored)
 
 
+def flash_attention(case: Case) -> Error:
+    """The package `flash_attn`, of either version, in what it is asked for. Infinite where it was not asked."""
+    rng, dtype = case.rng, case.rng.choice(HALVES)
+    flash = _Asked(find_flash(FA2_PAGE, dtype))
+    with_it = replace(case, ops=FlashOps(case.kernels, flash))
+    dim = rng.choice([64, 96, 128, 256])
+    found, within = _attention(
+        with_it,
+        dtype,
+        rng.randint(1, 4),
+        rng.choice([1, 4, 8]),
+        (dim, dim),
+        block=FA2_PAGE,
+        plain=not flash.takes_slopes,
+    )
+    return (found if flash.asked else float("inf")), within
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Another `Flash`, and whether it was asked."""
+
+    flash: Flash
+    asked: bool = False
+
+    @property
+    def takes_slopes(self) -> bool:
+        return self.flash.takes_slopes
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, **rest: Any) -> Tensor:
+        self.asked = True
+        return self.flash.attend(query, keys, values, **rest)
+
+
 def _attention(
     case: Case,
     dtype: torch.dtype,
@@ -115,28 +150,31 @@ def _attention(
     share: int,
     dims: tuple[int, int],
     stored: torch.dtype | None = None,
+    *,
+    block: int = BLOCK,
+    plain: bool | None = None,
 ) -> Error:
     """Over a random layout, in a cache that the kernel of writes fills. dims: numbers of a key and of a value, which is
-    in the key where they differ."""
+    in the key where they differ. plain: without sinks, and where it is true without slopes."""
     rng, there, (dim, value_dim) = case.rng, case.there, dims
     heads = kv_heads * share
     lengths = np.array([rng.choice([1, 1, 1, rng.randint(2, 70)]) for _ in range(rng.randint(1, 6))])
     starts = np.array([rng.randint(0, case.largest) for _ in lengths])
-    width = -(-int((starts + lengths).max()) // BLOCK)
+    width = -(-int((starts + lengths).max()) // block)
     pages = rng.sample(range(width * len(lengths)), width * len(lengths))
     tables = np.array(pages, np.int32).reshape(len(lengths), width)
-    layout = SegmentLayout(np.cumsum(lengths) - lengths, starts, lengths, tables, BLOCK)
+    layout = SegmentLayout(np.cumsum(lengths) - lengths, starts, lengths, tables, block)
     form = AttentionForm(
         dim**-0.5,
         soft_cap=rng.choice([None, 30.0]),
-        slopes=rng.choice([None, torch.rand(heads, device=there)]),
-        sinks=rng.choice([None, case.tensor(heads)]),
+        slopes=None if plain else rng.choice([None, torch.rand(heads, device=there)]),
+        sinks=rng.choice([None, case.tensor(heads)]) if plain is None else None,
     )
     window, within = rng.choice([None, None, 70]), WITHIN[dtype]
     query = case.tensor(int(lengths.sum()), heads, dim, dtype=dtype)
-    caches, scales = [case.tensor(len(pages), BLOCK, kv_heads, dim, dtype=dtype) for _ in "kv"], list[Tensor]()
+    caches, scales = [case.tensor(len(pages), block, kv_heads, dim, dtype=dtype) for _ in "kv"], list[Tensor]()
     if stored is not None:
-        rows = torch.arange(len(pages) * BLOCK, device=there)
+        rows = torch.arange(len(pages) * block, device=there)
         for index, numbers in enumerate(caches):
             caches[index] = torch.empty(numbers.shape, dtype=stored, device=there)
             if stored == torch.int8:
@@ -150,7 +188,7 @@ def _attention(
     brought = (new, new[..., :value_dim])
     for segment, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         at = np.arange(start, start + length)
-        slots = torch.from_numpy(tables[segment, at // BLOCK].astype(np.int64) * BLOCK + at % BLOCK).to(there)
+        slots = torch.from_numpy(tables[segment, at // block].astype(np.int64) * block + at % block).to(there)
         own = slice(int(layout.offsets[segment]), int(layout.offsets[segment] + length))
         for index, numbers in enumerate(brought[: 1 if value_dim != dim else 2]):
             case.ops.write_kv(caches[index], slots, numbers[own], scales[index] if scales else None)
@@ -279,6 +317,7 @@ def quantized_linear(case: Case) -> Error:
     return error((got.double() - expected) / (expected.abs() + 2**-8 * parts + 1e-3), 0 * expected), WITHIN[dtype]
 
 
+FLASH = "flash_attn"  # where it is installed
 CHECKS: dict[str, Callable[[Case], Error]] = {
     "rms_norm": rms_norm,
     "activate": activate_gated,
@@ -292,4 +331,14 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "linear_few, linear_tiles": quantized_linear,
     "sample": sample,
     "shape": shape_logits,
+    FLASH: flash_attention,
 }
+
+
+def checks_here() -> list[str]:
+    """Those that need nothing which is not installed."""
+    try:
+        find_flash(FA2_PAGE, torch.bfloat16)
+    except FlashMissing:
+        return [name for name in CHECKS if name != FLASH]
+    return list(CHECKS)

@@ -85,6 +85,21 @@ def check(native: Native, rng: random.Random, form: int, group: int, rows: int, 
     assert excess.max() <= 0, (rows, outs, ins, x_dtype, y_dtype, excess.max())
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_a_number_that_is_none_makes_its_row_none(
+    native: Native, rng: random.Random, form: int, group: int, kind: torch.dtype
+) -> None:
+    """Wherever it is, also where activations become integers; rows beside it do not see it."""
+    rows, ins = rng.choice((1, 3, 40)), 256 * rng.randint(1, 3)
+    matrix, x = random_matrix(rng, form, 20, ins, group), torch.randn(rows, ins).to(kind)
+    x[broken := rng.randrange(rows), rng.randrange(ins)] = torch.nan
+    y = guarded(torch.zeros(rows, 20))
+    run_linear(native, rng, matrix, guarded(x), None, y, False)
+    assert y[broken].isnan().all()
+    assert y.isfinite().all(dim=1).sum() == rows - 1
+
+
 @pytest.mark.parametrize(("form", "group"), FORMS)
 @pytest.mark.parametrize("rows", [1, 2, 9, 32, 70])
 def test_equals_torch(native: Native, rng: random.Random, form: int, group: int, rows: int) -> None:

@@ -75,17 +75,61 @@ void copy_row(const X *x, int64_t ins, int64_t padded, const Row &to) {
   if (ins < padded) values[ins] = 0;  // half of a pair at most
 }
 
+// The largest of the absolute values; count >= 1. As integers: without its sign the larger number has the larger bits, and one
+// that is none the largest, so that it makes a row's scale none.
+template <typename X>
+TG_INLINE float largest_of(const X *x, int64_t count) {
+  IVec top[2] = {};
+  const auto look = [&](IVec &so_far, Vec v) {
+    const IVec bits = cast<IVec>(abs(v));
+    so_far = bits > so_far ? bits : so_far;
+  };
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) look(top[0], load(x + i)), look(top[1], load(x + i + kLanes));
+  for (; i < count; i += kLanes) look(top[0], load_some(x + i, count - i));
+  return cast<float>(largest(top[0] > top[1] ? top[0] : top[1]));
+}
+#if defined(__AVX512F__)
+TG_INLINE float largest_of(const Bf16 *x, int64_t count) {
+  const __m512i sign = _mm512_set1_epi16(0x7fff);
+  __m512i top = _mm512_setzero_si512();
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) top = _mm512_max_epu16(top, _mm512_and_si512(_mm512_loadu_si512(x + i), sign));
+  if (i < count) {
+    const __m512i rest = _mm512_maskz_loadu_epi16((uint32_t{1} << (count - i)) - 1, x + i);
+    top = _mm512_max_epu16(top, _mm512_and_si512(rest, sign));
+  }
+  const __m512i both = _mm512_max_epu32(_mm512_slli_epi32(top, 16), _mm512_and_si512(top, _mm512_set1_epi32(0xffff << 16)));
+  return cast<float>(_mm512_reduce_max_epu32(both));
+}
+
+// Four vectors of integers as 64 bytes, in their order.
+TG_INLINE __m512i to_bytes(const IVec *q) {
+  const __m512i low = _mm512_packs_epi32((__m512i)q[0], (__m512i)q[1]), high = _mm512_packs_epi32((__m512i)q[2], (__m512i)q[3]);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
+}
+#endif
+
 // Quantizes x[0, count) and writes zeros up to `padded`.
 template <typename Unit, typename X>
-void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t offset, int32_t zero, float *scale,
-              int32_t *offset_sum) {
-  Vec top = {};
-  for (int64_t i = 0; i < count; i += kLanes) top = max(top, abs(load_some(x + i, count - i)));
-  const float amax = largest(top);
+TG_INLINE void quantize(const X *x, int64_t count, int64_t padded, const Row &to, int64_t offset, int32_t zero, float *scale,
+                        int32_t *offset_sum) {
+  const float amax = largest_of(x, count);
   const Vec inverse = splat(amax > 0 ? 127.0f / amax : 0.0f);
   IVec total = {};
-  for (int64_t i = 0; i < padded; i += kLanes) {
-    const IVec q = __builtin_convertvector(round(load_some(x + i, count - i) * inverse), IVec);
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    IVec q[4];
+#pragma GCC unroll 4
+    for (int part = 0; part < 4; part++) q[part] = nearest(load(x + i + part * kLanes) * inverse);
+    total += (q[0] + q[1]) + (q[2] + q[3]);
+    _mm512_storeu_si512(to.at(offset + i), to_bytes(q));
+  }
+#endif
+  for (; i < padded; i += kLanes) {
+    const IVec q = nearest(load_some(x + i, count - i) * inverse);
     total += q;
     const auto units = narrowed<Unit>(q);
     memcpy(to.at((offset + i) * static_cast<int64_t>(sizeof(Unit))), &units, sizeof units);
