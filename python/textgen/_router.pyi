@@ -51,14 +51,14 @@ class Follower:
         """When the step that runs was begun, as `time.monotonic` tells it; None while none does."""
 
     def answer(
-        self, addresses: tuple[int, int, int, int], segments: bytes, most: int
+        self, pending: bytes, addresses: tuple[int, int, int, int], segments: bytes, most: int
     ) -> tuple[bytes, list[tuple[int, int, int]], bool]:
         """Read steps, run and answer them, up to `most`, until something else comes, the bell rings or the stream ends.
 
-        addresses: of `plan_follow`, of the `tg_following` of the step that comes, of the tokens and of the
-        log-probabilities that it finds. Nobody may use what is there meanwhile. segments: of the step before, as they
-        travel. Gives what was read and not answered, the `Times` of each step, and whether the first frame of what is
-        left was run and has to be worked out instead, since its numbers are not finite.
+        pending: what was read before. addresses: of `plan_follow`, of the `tg_following` of the step that comes, of the
+        tokens and of the log-probabilities that it finds. Nobody may use what is there meanwhile. segments: of the step
+        before, as they travel. Gives what was read and not answered, the `Times` of each step, and whether the first
+        frame of what is left was run and has to be worked out instead, since its numbers are not finite.
         """
 
 @final

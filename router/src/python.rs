@@ -283,6 +283,7 @@ impl Follower {
     fn answer<'py>(
         &self,
         py: Python<'py>,
+        pending: Vec<u8>,
         addresses: (usize, usize, usize, usize),
         segments: &[u8],
         most: usize,
@@ -294,7 +295,7 @@ impl Follower {
         // SAFETY: the caller has them of `ops/cpu/model.py` and holds what they belong to; it waits for this call.
         let batch = unsafe { textgen_cpu::Following::new(follow, following, tokens, logprobs, count) };
         let mut batch = Planned(batch.ok_or_else(wrong)?);
-        let answered = py.detach(|| self.0.answer(&segments, most, &mut batch));
+        let answered = py.detach(|| self.0.answer(pending, &segments, most, &mut batch));
         let times = answered.times.iter().map(|times| (times.queue_ns, times.forward_ns, times.sample_ns));
         Ok((PyBytes::new(py, &answered.rest), times.collect(), answered.unsound))
     }

@@ -153,9 +153,9 @@ def test_frames_come_in_order_whatever_their_pieces() -> None:
         data = b"".join(encode(frame) for frame in (STEP, replace(STEP, step=2)))
         ours.send(data[:40])
         first = link.get()
-        assert first.message == STEP and not link.is_empty
+        assert first.message == STEP and link.pending
         ours.send(data[40:])
-        assert link.get().message == replace(STEP, step=2) and link.is_empty
+        assert link.get().message == replace(STEP, step=2) and not link.pending
 
 
 def test_who_asks_for_the_end_gets_it_after_what_has_come() -> None:

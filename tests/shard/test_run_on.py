@@ -88,8 +88,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     run_on = Steady.run_on
 
-    def watched(self: Steady, follower: object, slots: Slots) -> Series:
-        series = run_on(self, follower, slots)  # type: ignore[arg-type]
+    def watched(self: Steady, follower: object, pending: bytes, slots: Slots) -> Series:
+        series = run_on(self, follower, pending, slots)  # type: ignore[arg-type]
         counts.append(len(series.times))
         return series
 
@@ -98,7 +98,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def through_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Steady, "run_on", lambda *_: Series(b""))
+    monkeypatch.setattr(Steady, "run_on", lambda self, follower, pending, slots: Series(pending))
 
 
 def value(metrics: Metrics, name: str) -> float:
@@ -125,6 +125,8 @@ def test_they_say_and_count_what_other_steps_do(make_runner: RunnerMaker, monkey
     through_the_interpreter(monkeypatch)
     theirs, of_theirs = said(make_runner(num_blocks=4 * BLOCKS), script.frames, rng)
     assert ours == theirs
+    for metrics in (of_ours, of_theirs):
+        assert value(metrics, 'textgen_shard_step_seconds_sum{phase="queue"}') < 60, "since it was read"
     for name in ("steps_total", "tokens_total", "sampled_tokens_total", "segments_total", "step_tokens_sum"):
         assert value(of_ours, f"textgen_shard_{name}") == value(of_theirs, f"textgen_shard_{name}")
     print(f"{sum(counts)} of {len(script.frames)} frames were answered so")
@@ -183,12 +185,12 @@ def test_an_unsound_step_is_worked_out(alone: tuple[Runner, Script], monkeypatch
     runner, script = alone
     answer, faults = Steady.run_on, 0
 
-    def unsound(self: Steady, follower: object, slots: Slots) -> Series:
+    def unsound(self: Steady, follower: object, pending: bytes, slots: Slots) -> Series:
         nonlocal faults
         if faults or self.within < 2:
-            return answer(self, follower, slots)  # type: ignore[arg-type]
+            return answer(self, follower, pending, slots)  # type: ignore[arg-type]
         faults += 1
-        return Series(b"", unsound=True)
+        return Series(pending, unsound=True)
 
     monkeypatch.setattr(Steady, "run_on", unsound)
     ours, _ = said(runner, script.frames, fresh_rng())

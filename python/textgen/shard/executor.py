@@ -65,9 +65,7 @@ class Executor:
 
     def _run_on(self) -> None:
         """Steps that are as the one before are answered behind the interpreter's back."""
-        if not self._link.is_empty:
-            return
-        series = self._runner.run_on(self._link.follower)
+        series = self._runner.run_on(self._link.follower, bytes(self._link.pending))
         self._link.put_back(series.rest)
         for times in series.times:
             self._metrics.observe_step(series.tokens, times)

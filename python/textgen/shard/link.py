@@ -6,13 +6,12 @@ import os
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from textgen._router import Follower
-from textgen.shard.protocol import Admit, Frame, FrameReader, ProtocolError, Step, Stop, decode, encode
+from textgen.shard.protocol import Admit, Frame, ProtocolError, Step, Stop, cut, decode, encode
 
 PIECE = 256 << 10  # bytes read at once
 
@@ -47,8 +46,8 @@ class Link:
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
-        self._reader, self._piece = FrameReader(), bytearray(PIECE)
-        self._arrived: deque[Received] = deque()
+        self.pending = bytearray()  # what was read and is not given out
+        self._piece, self._read_ns = bytearray(PIECE), 0
         self._ended = self._stopping = False
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.follower = Follower(link.fileno(), self._bell)
@@ -95,42 +94,37 @@ class Link:
             received = self._next()
         return received
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether all that was read has been given out: the follower may read."""
-        return not self._arrived and not self._reader.pending and not self._ended
-
     def put_back(self, data: bytes) -> None:
-        """What the follower has read beyond what it answered."""
-        self._take(data)
+        """What the follower, which was given all that is pending, has left of that and read."""
+        self.pending[:], self._read_ns = data, time.monotonic_ns()
 
     def _next(self) -> Received | None:
-        if not self._arrived and not self._ended:
-            self._read()
-        if self._arrived:
-            return self._arrived.popleft()
+        try:
+            while (frame := cut(self.pending)) is None:
+                if self._ended or not self._read():
+                    break
+        except ProtocolError as error:
+            self.pending.clear()
+            self._ended = True
+            return Received(Broken(str(error), fatal=True), self._read_ns)
+        if frame is not None:
+            return Received(_message(*frame), self._read_ns)
         if self._ended or self._stopping:
             return Received(Stop(), time.monotonic_ns())
         return None
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Whether there was something."""
         try:
             count = self._link.recv_into(self._piece)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             count = 0
         self._ended = count == 0
-        self._take(memoryview(self._piece)[:count])
-
-    def _take(self, data: bytes | memoryview) -> None:
-        now = time.monotonic_ns()
-        try:
-            for kind, payload in self._reader.feed(data):
-                self._arrived.append(Received(_message(kind, payload), now))
-        except ProtocolError as error:
-            self._arrived.append(Received(Broken(str(error), fatal=True), now))
-            self._ended = True
+        self._read_ns = time.monotonic_ns()
+        self.pending += memoryview(self._piece)[:count]
+        return not self._ended
 
 
 def _message(kind: int, payload: bytes) -> Message:

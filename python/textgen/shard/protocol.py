@@ -258,6 +258,24 @@ def decode(kind: int, payload: bytes | bytearray | memoryview) -> Frame:
         raise ProtocolError(f"the {Kind(kind).name.lower()} frame cannot be read: {error}") from None
 
 
+def cut(buffer: bytearray) -> tuple[int, bytes] | None:
+    """Take the first frame out of the buffer, kind and payload; None where it has not arrived to its end.
+
+    Raises `ProtocolError` as soon as a header is wrong; the stream cannot be read on after that.
+    """
+    if len(buffer) < HEADER.size:
+        return None
+    length, kind = HEADER.unpack_from(buffer)
+    if length > MAX_PAYLOAD:
+        raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_PAYLOAD}")
+    end = HEADER.size + length
+    if len(buffer) < end:
+        return None
+    payload = bytes(memoryview(buffer)[HEADER.size : end])
+    del buffer[:end]
+    return kind, payload
+
+
 class FrameReader:
     """Cuts a byte stream into frames, whatever the sizes of its pieces."""
 
@@ -265,25 +283,10 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, bytes]]:
-        """Yield (kind, payload) of every frame that `data` completes.
-
-        Raises `ProtocolError` as soon as a header is wrong; the stream cannot be read on after that.
-        """
+        """Yield (kind, payload) of every frame that `data` completes. Raises what `cut` raises."""
         self._buffer += data
-        start = 0
-        try:
-            while len(self._buffer) - start >= HEADER.size:
-                length, kind = HEADER.unpack_from(self._buffer, start)
-                if length > MAX_PAYLOAD:
-                    raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_PAYLOAD}")
-                end = start + HEADER.size + length
-                if len(self._buffer) < end:
-                    break
-                payload = bytes(self._buffer[start + HEADER.size : end])
-                start = end
-                yield kind, payload
-        finally:
-            del self._buffer[:start]
+        while (frame := cut(self._buffer)) is not None:
+            yield frame
 
     @property
     def pending(self) -> int:

@@ -141,11 +141,12 @@ class Runner:
         self._steady = going_on
         yield outcome
 
-    def run_on(self, follower: Follower) -> Series:
-        """Answer the steps that come, as long as each is as the one before: of those nothing goes through here."""
+    def run_on(self, follower: Follower, pending: bytes) -> Series:
+        """Answer the steps that come, as long as each is as the one before: of those nothing goes through here.
+        pending: what was read before."""
         if not isinstance(self._steady, Steady):
-            return Series(b"")
-        series = self._steady.run_on(follower, self.slots)
+            return Series(pending)
+        series = self._steady.run_on(follower, pending, self.slots)
         if series.unsound:
             self._steady = None
         return series

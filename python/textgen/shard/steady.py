@@ -130,11 +130,12 @@ class Steady(Continuation):
             slots.append_blocks(self.slot[which], np.ones_like(which), pages)
         return Ran(tokens, logprobs, waited)
 
-    def run_on(self, follower: Follower, slots: Slots) -> Series:
-        """Answer the steps that come now, up to one in which a block begins, or that is not as the one before."""
+    def run_on(self, follower: Follower, pending: bytes, slots: Slots) -> Series:
+        """Answer the steps that come now, up to one in which a block begins, or that is not as the one before.
+        pending: what was read before."""
         self._settle()
         most = min(self.within, self.left)
-        rest, times, unsound = follower.answer(self.batch.addresses, self.expected.tobytes(), most)
+        rest, times, unsound = follower.answer(pending, self.batch.addresses, self.expected.tobytes(), most)
         count = len(times)
         self.starts += count
         self.within -= count

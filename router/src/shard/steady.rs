@@ -68,11 +68,11 @@ impl Follower {
     }
 
     /// Answers up to `most` steps, until something else comes, the bell rings or the router is gone. segments: of the step
-    /// before, as it came; those that follow begin a position further each time.
-    pub fn answer(&self, segments: &[u32], most: usize, batch: &mut impl Batch) -> Answered {
-        let mut answered = Answered::default();
+    /// before, as it came; those that follow begin a position further each time. pending: what was read already.
+    pub fn answer(&self, pending: Vec<u8>, segments: &[u32], most: usize, batch: &mut impl Batch) -> Answered {
+        let mut answered = Answered { rest: pending, ..Answered::default() };
         let mut next = segments.to_vec();
-        let (mut piece, mut read, mut output) = ([0; PIECE], 0, Vec::new());
+        let (mut piece, mut read, mut output) = ([0; PIECE], now(), Vec::new());
         let mut at = 0;
         while answered.times.len() < most {
             let Some((kind, payload)) = whole_frame(&answered.rest[at..]) else {
@@ -249,7 +249,7 @@ mod tests {
             let rest = [Frame::Step(other), Frame::Stop];
             let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2)), rest[0].clone(), rest[1].clone()]);
             router.write_all(&sent).unwrap();
-            let answered = follower.answer(&BEFORE, 9, &mut counting());
+            let answered = follower.answer(Vec::new(), &BEFORE, 9, &mut counting());
             assert_eq!(told(&router), [(7, vec![41, 71]), (8, vec![42, 72])]);
             assert_eq!((answered.times.len(), answered.unsound), (2, false));
             assert_eq!(answered.rest, bytes(&rest));
@@ -262,7 +262,7 @@ mod tests {
         let (mut router, _bell, follower) = follower();
         let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2))]);
         router.write_all(&sent[..sent.len() - 3]).unwrap();
-        let answered = follower.answer(&BEFORE, 1, &mut counting());
+        let answered = follower.answer(Vec::new(), &BEFORE, 1, &mut counting());
         assert_eq!(answered.rest, sent[sent.len() / 2..sent.len() - 3]);
         assert_eq!(told(&router), [(7, vec![41, 71])]);
     }
@@ -272,7 +272,7 @@ mod tests {
         let (mut router, bell, follower) = follower();
         let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2))]);
         let answered = thread::scope(|scope| {
-            let running = scope.spawn(|| follower.answer(&BEFORE, 9, &mut counting()));
+            let running = scope.spawn(|| follower.answer(Vec::new(), &BEFORE, 9, &mut counting()));
             for piece in sent.chunks(11) {
                 router.write_all(piece).unwrap();
                 thread::yield_now();
@@ -288,11 +288,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_read_before_comes_first() {
+        let (mut router, _bell, follower) = follower();
+        let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2)), Frame::Stop]);
+        router.write_all(&sent[sent.len() / 2..]).unwrap();
+        let answered = follower.answer(sent[..sent.len() / 2].to_vec(), &BEFORE, 9, &mut counting());
+        assert_eq!(told(&router), [(7, vec![41, 71]), (8, vec![42, 72])]);
+        assert_eq!(answered.rest, bytes(&[Frame::Stop]));
+    }
+
+    #[test]
     fn what_is_unsound_is_given_back() {
         let (mut router, _bell, follower) = follower();
         let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2))]);
         router.write_all(&sent).unwrap();
-        let answered = follower.answer(&BEFORE, 9, &mut Counting { unsound_at: 42, ..counting() });
+        let answered = follower.answer(Vec::new(), &BEFORE, 9, &mut Counting { unsound_at: 42, ..counting() });
         assert!(answered.unsound);
         assert_eq!(answered.rest, sent[sent.len() / 2..]);
         assert_eq!(told(&router), [(7, vec![41, 71])]);
@@ -302,6 +312,6 @@ mod tests {
     fn it_ends_with_the_router() {
         let (router, _bell, follower) = follower();
         drop(router);
-        assert!(follower.answer(&BEFORE, 9, &mut counting()).times.is_empty());
+        assert!(follower.answer(Vec::new(), &BEFORE, 9, &mut counting()).times.is_empty());
     }
 }
