@@ -52,14 +52,17 @@ class Follower:
 
     def answer(
         self, pending: bytes, addresses: tuple[int, int, int, int], segments: bytes, most: int
-    ) -> tuple[bytes, list[tuple[int, int, int]], bool]:
+    ) -> tuple[bytes, int, bool]:
         """Read steps, run and answer them, up to `most`, until something else comes, the bell rings or the stream ends.
 
         pending: what was read before. addresses: of `plan_follow`, of the `tg_following` of the step that comes, of the
         tokens and of the log-probabilities that it finds. Nobody may use what is there meanwhile. segments: of the step
-        before, as they travel. Gives what was read and not answered, the `Times` of each step, and whether the first
-        frame of what is left was run and has to be worked out instead, since its numbers are not finite.
+        before, as they travel. Gives what was read and not answered, how many steps were answered, and whether the
+        first frame of what is left was run and has to be worked out instead, since its numbers are not finite.
         """
+
+    def take_times(self) -> list[tuple[int, int, int, int]]:
+        """Sequences and `Times` of each step that was answered, or is about to be, since this was asked last."""
 
 @final
 class Router:

@@ -264,9 +264,9 @@ impl Room {
 #[derive(Debug)]
 struct Follower(steady::Follower);
 
-/// What [`Follower::answer`] gives: what is left, queue, forward and sample times of each step, and whether the first of what is left
-/// has to be worked out.
-type Answered<'py> = (Bound<'py, PyBytes>, Vec<(u64, u64, u64)>, bool);
+/// What [`Follower::answer`] gives: what is left, how many steps were answered, and whether the first of what is left has to be
+/// worked out.
+type Answered<'py> = (Bound<'py, PyBytes>, usize, bool);
 
 #[pymethods]
 impl Follower {
@@ -278,6 +278,11 @@ impl Follower {
     #[getter]
     fn busy_since(&self) -> Option<f64> {
         self.0.busy_since().map(|since| since as f64 * 1e-9)
+    }
+
+    fn take_times(&self) -> Vec<(usize, u64, u64, u64)> {
+        let times = self.0.take_times().into_iter();
+        times.map(|(count, times)| (count, times.queue_ns, times.forward_ns, times.sample_ns)).collect()
     }
 
     fn answer<'py>(
@@ -296,8 +301,7 @@ impl Follower {
         let batch = unsafe { textgen_cpu::Following::new(follow, following, tokens, logprobs, count) };
         let mut batch = Planned(batch.ok_or_else(wrong)?);
         let answered = py.detach(|| self.0.answer(pending, &segments, most, &mut batch));
-        let times = answered.times.iter().map(|times| (times.queue_ns, times.forward_ns, times.sample_ns));
-        Ok((PyBytes::new(py, &answered.rest), times.collect(), answered.unsound))
+        Ok((PyBytes::new(py, &answered.rest), answered.steps, answered.unsound))
     }
 }
 

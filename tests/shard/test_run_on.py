@@ -90,7 +90,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def watched(self: Steady, follower: object, pending: bytes, slots: Slots) -> Series:
         series = run_on(self, follower, pending, slots)  # type: ignore[arg-type]
-        counts.append(len(series.times))
+        counts.append(series.steps)
         return series
 
     monkeypatch.setattr(Steady, "run_on", watched)
@@ -196,6 +196,28 @@ def test_an_unsound_step_is_worked_out(alone: tuple[Runner, Script], monkeypatch
     ours, _ = said(runner, script.frames, fresh_rng())
     assert faults and len(ours) == len(script.frames)  # an Admit has no answer, the Hello is one
     assert all(not isinstance(frame, Failed) for frame in ours[1:])
+
+
+def test_they_are_counted_while_the_next_one_is_waited_for(alone: tuple[Runner, Script]) -> None:
+    runner, script = alone
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    metrics = Metrics(runner.slots, 1)
+    with ours, theirs:
+        executor = Executor(runner, Link(theirs), metrics, 60.0)
+        thread = threading.Thread(target=executor.run, args=(HELLO,))
+        thread.start()
+        reader, answered = FrameReader(), 0
+        for frame in script.frames[
+            : 2 + BLOCK
+        ]:  # the last of them is answered by the follower, which waits for another
+            ours.sendall(encode(frame))
+            while isinstance(frame, Step) and answered <= frame.step:  # the Hello is an answer too
+                answered += len(list(reader.feed(ours.recv(1 << 16))))
+        executor.count_steps()
+        assert value(metrics, "textgen_shard_steps_total") == 1 + BLOCK
+        ours.sendall(encode(Stop()))
+        thread.join()
 
 
 def test_a_step_of_theirs_that_hangs_is_told(alone: tuple[Runner, Script]) -> None:

@@ -12,7 +12,7 @@ import torch
 from textgen.shard.errors import ShardError
 from textgen.shard.link import Broken, Link, Received, RouterGone
 from textgen.shard.metrics import Metrics
-from textgen.shard.protocol import Admit, Ask, Failed, Hello, Ints, Step, Stop, pack_u32
+from textgen.shard.protocol import Admit, Ask, Failed, Hello, Ints, Step, Stop, Times, pack_u32
 from textgen.shard.runner import Outcome, Runner
 
 PAUSE = 20e-6  # seconds between two looks at the device, while nothing comes from the router
@@ -52,6 +52,11 @@ class Executor:
             return f"a step has been running for {time.monotonic() - since:.0f} seconds"
         return None
 
+    def count_steps(self) -> None:
+        """Have the metrics count what was answered without the interpreter; any thread may."""
+        for sequences, *times in self._link.follower.take_times():
+            self._metrics.observe_step(sequences, Times(*times))
+
     def _next(self) -> Received:
         """What comes next; meanwhile steps under way are answered as they end."""
         while self._runner.under_way():
@@ -67,8 +72,7 @@ class Executor:
         """Steps that are as the one before are answered behind the interpreter's back."""
         series = self._runner.run_on(self._link.follower, bytes(self._link.pending))
         self._link.put_back(series.rest)
-        for times in series.times:
-            self._metrics.observe_step(series.tokens, times)
+        self.count_steps()
 
     def _ask(self, step: int, slots: Ints) -> None:
         self._link.send([Ask(step, pack_u32(slots))])

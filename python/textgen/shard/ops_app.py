@@ -52,6 +52,7 @@ class OpsApp:
         return HTTPStatus.SERVICE_UNAVAILABLE, "application/json", body
 
     def _metric_text(self) -> Reply:
+        self._executor.count_steps()
         return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", self._metrics.text()
 
     def _stacks(self) -> Reply:

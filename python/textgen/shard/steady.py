@@ -7,7 +7,6 @@ follow it. Where layers have windows, or are of several groups, they hold as lon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from textgen.models.decoder import Begun, Repeat, Repeats
 from textgen.ops.sampling import Allowed, Floats, Mask
 from textgen.shard.batch import Segments
 from textgen.shard.masks import MaskBoard
-from textgen.shard.protocol import Done, Failed, Ints, ProtocolError, Step, Times, pack_u32, unpack_pairs, unpack_u32
+from textgen.shard.protocol import Done, Failed, Ints, ProtocolError, Step, pack_u32, unpack_pairs, unpack_u32
 from textgen.shard.slots import Slots
 
 
@@ -35,8 +34,7 @@ class Series(NamedTuple):
     """Steps that were answered one after the other, without the interpreter."""
 
     rest: bytes  # what came and was not answered
-    times: Sequence[Times] = ()
-    tokens: int = 0  # of each
+    steps: int = 0
     unsound: bool = False  # the first of the rest has to be worked out
 
 
@@ -135,14 +133,13 @@ class Steady(Continuation):
         pending: what was read before."""
         self._settle()
         most = min(self.within, self.left)
-        rest, times, unsound = follower.answer(pending, self.batch.addresses, self.expected.tobytes(), most)
-        count = len(times)
-        self.starts += count
-        self.within -= count
-        self.left -= count
+        series = Series(*follower.answer(pending, self.batch.addresses, self.expected.tobytes(), most))
+        self.starts += series.steps
+        self.within -= series.steps
+        self.left -= series.steps
         if slots.span is not None:
-            slots.start[self.slot] += count
-        return Series(rest, [Times(*each) for each in times], len(self.slot), unsound)
+            slots.start[self.slot] += series.steps
+        return series
 
     def _keep_to_masks(self, number: int, masks: Ints, tokens: Ints) -> float | None:
         """Put the likeliest allowed token where another one stands. Seconds that were waited; None where there is no

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -39,8 +40,8 @@ pub trait Batch {
 pub struct Answered {
     /// What was read and not answered, whole frames first.
     pub rest: Vec<u8>,
-    /// Of each step that was answered.
-    pub times: Vec<Times>,
+    /// How many steps were answered.
+    pub steps: usize,
     /// The first frame of `rest` was run, and must be worked out instead.
     pub unsound: bool,
 }
@@ -53,13 +54,20 @@ pub struct Follower {
     bell: OwnedFd,
     /// When the step that runs was begun, in nanoseconds; 0 while none does.
     busy: AtomicU64,
+    /// Sequences and times of the steps that nobody has asked for.
+    told: Mutex<Vec<(usize, Times)>>,
 }
 
 impl Follower {
     /// link: does not block.
     #[must_use]
     pub const fn new(link: UnixStream, bell: OwnedFd) -> Self {
-        Self { link, bell, busy: AtomicU64::new(0) }
+        Self { link, bell, busy: AtomicU64::new(0), told: Mutex::new(Vec::new()) }
+    }
+
+    /// Sequences and times of each step that was answered, or is about to be, since this was asked last; any thread may.
+    pub fn take_times(&self) -> Vec<(usize, Times)> {
+        std::mem::take(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// When the step that runs was begun: nanoseconds of the monotonic clock.
@@ -74,10 +82,13 @@ impl Follower {
         let mut next = segments.to_vec();
         let (mut piece, mut read, mut output) = ([0; PIECE], now(), Vec::new());
         let mut at = 0;
-        while answered.times.len() < most {
+        while answered.steps < most {
             let Some((kind, payload)) = whole_frame(&answered.rest[at..]) else {
                 answered.rest.drain(..at);
                 at = 0;
+                if length_of(&answered.rest).is_some_and(|length| length > MAX_PAYLOAD) {
+                    break;
+                }
                 match (&self.link).read(&mut piece) {
                     Ok(count) if count > 0 => {
                         answered.rest.extend_from_slice(&piece[..count]);
@@ -107,7 +118,8 @@ impl Follower {
                 sample_ns: 0,
             };
             at += length;
-            answered.times.push(times);
+            answered.steps += 1;
+            self.told.lock().unwrap_or_else(PoisonError::into_inner).push((count, times));
             output.clear();
             if done(number, &next[..count], batch.found(), times).encode(&mut output).is_err()
                 || self.send(&output).is_err()
@@ -146,11 +158,16 @@ fn now() -> u64 {
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
+/// Of the first frame's payload, if its header is there.
+fn length_of(bytes: &[u8]) -> Option<usize> {
+    let (&[a, b, c, d, _], _) = bytes.split_first_chunk::<HEADER>()?;
+    Some(u32::from_le_bytes([a, b, c, d]) as usize)
+}
+
 /// Kind and payload of the first frame, if it is there to its end.
 fn whole_frame(bytes: &[u8]) -> Option<(u8, &[u8])> {
-    let (&[a, b, c, d, kind], rest) = bytes.split_first_chunk::<HEADER>()?;
-    let length = u32::from_le_bytes([a, b, c, d]) as usize;
-    Some((kind, rest.get(..length)?)).filter(|_| length <= MAX_PAYLOAD)
+    let payload = bytes.get(HEADER..HEADER + length_of(bytes)?)?;
+    Some((bytes[HEADER - 1], payload))
 }
 
 /// The number of a step that has these segments and nothing else.
@@ -251,7 +268,9 @@ mod tests {
             router.write_all(&sent).unwrap();
             let answered = follower.answer(Vec::new(), &BEFORE, 9, &mut counting());
             assert_eq!(told(&router), [(7, vec![41, 71]), (8, vec![42, 72])]);
-            assert_eq!((answered.times.len(), answered.unsound), (2, false));
+            assert_eq!((answered.steps, answered.unsound), (2, false));
+            assert_eq!(follower.take_times().iter().map(|(count, _)| *count).collect::<Vec<_>>(), [2, 2]);
+            assert!(follower.take_times().is_empty());
             assert_eq!(answered.rest, bytes(&rest));
             assert!(follower.busy_since().is_none());
         }
@@ -284,7 +303,7 @@ mod tests {
             rustix::io::write(&bell, &1_u64.to_ne_bytes()).unwrap();
             running.join().unwrap()
         });
-        assert_eq!((answered.times.len(), answered.rest.len()), (2, 0));
+        assert_eq!((answered.steps, answered.rest.len()), (2, 0));
     }
 
     #[test]
@@ -309,9 +328,17 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_that_is_too_long_is_not_waited_for() {
+        let (mut router, _bell, follower) = follower();
+        let sent = [&bytes(&[Frame::Step(step(7, 1))]), &[255_u8; 9][..]].concat();
+        router.write_all(&sent).unwrap();
+        assert_eq!(follower.answer(Vec::new(), &BEFORE, 9, &mut counting()).rest, [255; 9]);
+    }
+
+    #[test]
     fn it_ends_with_the_router() {
         let (router, _bell, follower) = follower();
         drop(router);
-        assert!(follower.answer(Vec::new(), &BEFORE, 9, &mut counting()).times.is_empty());
+        assert_eq!(follower.answer(Vec::new(), &BEFORE, 9, &mut counting()).steps, 0);
     }
 }
