@@ -277,7 +277,7 @@ def cut(buffer: bytearray) -> tuple[int, bytes] | None:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames, whatever the sizes of its pieces."""
+    """Cuts a byte stream into frames, whatever the sizes of its pieces: for whoever talks to a shard from Python."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
