@@ -61,6 +61,12 @@ def test_a_step_takes_about_as_long_whatever_the_threads(model: Model, given: di
     assert plan(model, **given).max_batch_tokens == tokens
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 2), (64, 4)])
+def test_half_of_the_cores_have_a_thread_for_http(model: Model, cores: int, threads: int) -> None:
+    """The kernels want the others."""
+    assert plan(model, machine(cores=cores)).http_threads == threads
+
+
 def test_memory_is_made_early_for_weights_that_kernels_are_given(model: Model) -> None:
     def told(made: Plan) -> int:
         return parse_settings(made.shard_settings()).weight_bytes

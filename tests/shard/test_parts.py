@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from textgen.shard import worker
 from textgen.shard.errors import ShardError
 from textgen.shard.executor import Executor
 from textgen.shard.link import Link, RouterGone
@@ -21,6 +22,7 @@ from textgen.shard.log import JsonFormatter, PlainFormatter
 from textgen.shard.masks import MaskSize
 from textgen.shard.memory import SharedMemory, WideLimit, WideSize
 from textgen.shard.metrics import Metrics
+from textgen.shard.ops_app import OpsApp
 from textgen.shard.protocol import HEADER, Failed, Frame, FrameReader, Hello, Range, Step, Stop, decode, encode
 from textgen.shard.runner import Outcome
 from textgen.shard.settings import parse_settings
@@ -175,6 +177,32 @@ def test_who_waits_for_a_frame_is_woken_by_the_end() -> None:
         waiting.start()
         assert link.get().message == Stop()
         waiting.join()
+
+
+def test_a_step_that_hangs_does_not_keep_a_shard_alive_whose_router_is_gone(
+    make_runner: RunnerMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+    codes, ended = list[int](), threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    def hang(_: Hello) -> None:
+        ours.sendall(encode(STEP))  # nobody reads it
+        ours.close()
+        ended.wait(30)
+
+    monkeypatch.setattr(worker, "END_GRACE", 0.01)
+    monkeypatch.setattr(os, "_exit", leave)
+    with ours, theirs:
+        runner, link = make_runner(), make_link(theirs)
+        metrics = Metrics(runner.slots, 1)
+        executor = Executor(runner, link, metrics, 60.0)
+        monkeypatch.setattr(executor, "run", hang)
+        worker.Worker(link, executor, OpsApp(executor, metrics), str(tmp_path / "ops")).run(lambda: HELLO)
+    assert codes == [1]
 
 
 def test_settings_from_json(tmp_path: Path) -> None:
