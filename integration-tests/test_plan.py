@@ -6,6 +6,7 @@ import os
 import random
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from support.api import Api
@@ -35,6 +36,28 @@ def test_greedy_tokens_of_the_plan_are_those_of_transformers(tiny_folder: Path, 
             outputs = llm.generate(prompts, greedy, use_tqdm=False)
             for text, output, truth in zip(prompts, outputs, expected, strict=True):
                 must_match(output.outputs[0].token_ids, truth, text)
+
+
+def test_draws_of_the_plan_are_those_of_the_reference_path(tiny_folder: Path) -> None:
+    """Of sequences that draw, are penalised, or do neither, side by side; some see their last tokens alone."""
+    random_ = random.Random(20261126)
+    prompts = [words(random_, random_.randint(1, 40)) for _ in range(6)]
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.8},
+        {"temperature": 0},
+        {"temperature": 1.2, "top_k": 30, "top_p": 0.9},
+        {"temperature": 1.0, "min_p": 0.02, "frequency_penalty": 0.6},
+        {"temperature": 0, "repetition_penalty": 1.4, "presence_penalty": 0.3},
+        {"temperature": 1.0, "top_p": 0.5, "repetition_penalty": 0.8},
+    ]
+    params = [SamplingParams(**way, max_tokens=NEW_TOKENS, seed=seed) for seed, way in enumerate(ways)]
+    said = []
+    for plan in ("auto", "off"):
+        with LLM(str(tiny_folder), dtype="float32", plan=plan, threads=2, block_size=8, max_batch_size=8) as llm:
+            together = llm.generate(prompts, params, use_tqdm=False)
+            alone = [llm.generate(*pair, use_tqdm=False)[0] for pair in zip(prompts, params, strict=True)]
+            said += [[output.outputs[0].token_ids for output in outputs] for outputs in (together, alone)]
+    assert said[0] == said[1] == said[2] == said[3]
 
 
 def threads_of(pid: int) -> list[set[int]]:

@@ -51,14 +51,15 @@ class Follower:
         """When the step that runs was begun, as `time.monotonic` tells it; None while none does."""
 
     def answer(
-        self, pending: bytes, addresses: tuple[int, int, int, int], segments: bytes, most: int
-    ) -> tuple[bytes, int, bool]:
+        self, pending: bytes, addresses: tuple[int, int, int, int], segments: bytes, most: int, pages: tuple[int, int]
+    ) -> tuple[bytes, int, bool, list[tuple[int, int]]]:
         """Read steps, run and answer them, up to `most`, until something else comes, the bell rings or the stream ends.
 
         pending: what was read before. addresses: of `plan_follow`, of the `tg_following` of the step that comes, of the
         tokens and of the log-probabilities that it finds. Nobody may use what is there meanwhile. segments: of the step
-        before, as they travel. Gives what was read and not answered, how many steps were answered, and whether the
-        first frame of what is left was run and has to be worked out instead, since its numbers are not finite.
+        before, as they travel. pages: tokens that one has, and how many there are. Gives what was read and not
+        answered, how many steps were answered, whether the first frame of what is left was run and has to be worked out
+        instead, since its numbers are not finite, and of the steps that were answered which sequences began which page.
         """
 
     def take_times(self) -> list[tuple[int, int, int, int]]:

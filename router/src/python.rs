@@ -18,7 +18,7 @@ use crate::settings::Settings;
 use crate::shard::columns::unpack;
 use crate::shard::engine::{Greeting, Lost, NoHello};
 use crate::shard::handle::EngineStatus;
-use crate::shard::protocol::{Hello, SEGMENT_COLUMNS};
+use crate::shard::protocol::Hello;
 use crate::shard::steady;
 
 /// A call that waits looks this often whether a signal came, since only the interpreter can say so.
@@ -264,9 +264,9 @@ impl Room {
 #[derive(Debug)]
 struct Follower(steady::Follower);
 
-/// What [`Follower::answer`] gives: what is left, how many steps were answered, and whether the first of what is left has to be
-/// worked out.
-type Answered<'py> = (Bound<'py, PyBytes>, usize, bool);
+/// What [`Follower::answer`] gives: what is left, how many steps were answered, whether the first of what is left has to be
+/// worked out, and which sequences began which page.
+type Answered<'py> = (Bound<'py, PyBytes>, usize, bool, Vec<(i32, i32)>);
 
 #[pymethods]
 impl Follower {
@@ -292,16 +292,18 @@ impl Follower {
         addresses: (usize, usize, usize, usize),
         segments: &[u8],
         most: usize,
+        pages: (u32, u32),
     ) -> PyResult<Answered<'py>> {
         let wrong = || PyValueError::new_err("these are no segments of steps that follow one another");
-        let segments = unpack::<u32>(segments).filter(|all| all.len() % SEGMENT_COLUMNS == 0).ok_or_else(wrong)?;
+        let segments = unpack::<u32>(segments).ok_or_else(wrong)?;
         let (follow, following, tokens, logprobs) = addresses;
-        let count = segments.len() / SEGMENT_COLUMNS;
+        let last = steady::Last::new(segments, pages).ok_or_else(wrong)?;
         // SAFETY: the caller has them of `ops/cpu/model.py` and holds what they belong to; it waits for this call.
-        let batch = unsafe { textgen_cpu::Following::new(follow, following, tokens, logprobs, count) };
+        let batch = unsafe { textgen_cpu::Following::new(follow, following, tokens, logprobs, last.count()) };
         let mut batch = Planned(batch.ok_or_else(wrong)?);
-        let answered = py.detach(|| self.0.answer(pending, &segments, most, &mut batch));
-        Ok((PyBytes::new(py, &answered.rest), answered.steps, answered.unsound))
+        let answered = py.detach(|| self.0.answer(pending, last, most, &mut batch));
+        let begun = answered.begun.iter().map(|&[sequence, page]| (sequence, page)).collect();
+        Ok((PyBytes::new(py, &answered.rest), answered.steps, answered.unsound, begun))
     }
 }
 
@@ -309,8 +311,8 @@ impl Follower {
 struct Planned(textgen_cpu::Following);
 
 impl steady::Batch for Planned {
-    fn run(&mut self) -> steady::Ran {
-        match self.0.run() {
+    fn run(&mut self, begun: &[[i32; 2]]) -> steady::Ran {
+        match self.0.run(begun) {
             textgen_cpu::Followed::Well => steady::Ran::Well,
             textgen_cpu::Followed::Unsound => steady::Ran::Unsound,
             textgen_cpu::Followed::Not => steady::Ran::Not,

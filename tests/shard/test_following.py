@@ -163,7 +163,7 @@ def test_latent_attention_is_followed(
     (one, *_), (other, *_) = ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", **settings), script)
     assert isinstance(one, Done) and isinstance(other, Done)
     ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
-    np.testing.assert_allclose(ones, others, atol=0.1)
+    np.testing.assert_allclose(ones, others, atol=0.3 if stored == "fp8" else 0.1)  # as above
 
 
 def launched(runner: Runner, number: int, *segments: Segment, **rest: Any) -> list[Done | Failed]:

@@ -144,14 +144,11 @@ def alone(make_runner: RunnerMaker) -> tuple[Runner, Script]:
     return runner, script
 
 
-def test_all_are_but_those_in_which_a_block_begins(
-    alone: tuple[Runner, Script], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_are_but_the_first(alone: tuple[Runner, Script], monkeypatch: pytest.MonkeyPatch) -> None:
     runner, script = alone
     counts = counted(monkeypatch)
     said(runner, script.frames, fresh_rng(), in_flight=1)
-    assert sum(counts) == 3 * BLOCK - 1 - 3, "the first is worked out, and three begin a block"
-    assert max(counts) == BLOCK - 1
+    assert sum(counts) == max(counts) == 3 * BLOCK - 1
     assert runner.slots.table_len[0] == -(-(3 + 3 * BLOCK) // BLOCK)
 
 
@@ -162,7 +159,7 @@ def test_a_step_that_is_unsound_is_worked_out(alone: tuple[Runner, Script], monk
 
     def unsound(self: Steady, follower: object, pending: bytes, slots: Slots) -> Series:
         nonlocal faults
-        if faults or self.within < 2:
+        if faults:
             return run_on(self, follower, pending, slots)  # type: ignore[arg-type]
         faults += 1
         return Series(pending, unsound=True)
@@ -181,7 +178,7 @@ def test_numbers_that_are_not_finite_are_told_as_ever(
     run_on, given_back = Steady.run_on, list[bool]()
 
     def poisoned(self: Steady, follower: object, pending: bytes, slots: Slots) -> Series:
-        for stored in (stored for place in runner.cache.places for stored in place.stored if self.within > 1):
+        for stored in (stored for place in runner.cache.places for stored in place.stored if not given_back):
             stored.fill_(float("nan"))
         series = run_on(self, follower, pending, slots)  # type: ignore[arg-type]
         given_back.append(series.unsound)

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // Rises with every change that a binding must know of.
-#define TG_ABI 3
+#define TG_ABI 4
 
 typedef enum tg_dtype { TG_F32 = 0, TG_BF16 = 1, TG_F16 = 2, TG_I8 = 3, TG_U8 = 4, TG_I32 = 5, TG_I64 = 6 } tg_dtype;
 
@@ -127,6 +127,7 @@ typedef enum tg_kind {
   TG_ROUTE = 15,
   TG_SWITCH = 16,
   TG_PICK = 17,
+  TG_DRAW = 18,
   TG_KINDS = 32,  // numbers below it may be given to new kinds
 } tg_kind;
 
@@ -159,6 +160,8 @@ typedef struct tg_plan_options {
 // A batch of one token for each sequence that goes on by a token with each run: layers, then the head for all tokens.
 typedef struct tg_following {
   tg_plan *layers, *head;    // of one pool
+  tg_plan *drawing;          // of it too: the TG_DRAW of the head's tokens, or NULL
+  tg_draw *draws;            // [step.tokens] its rows, whose positions rise, and histories grow, too
   const tg_step *step;       // of the layers
   const tg_step *rows;       // of the head
   const void *from;          // where the layers end ...
@@ -169,6 +172,8 @@ typedef struct tg_following {
   const int64_t *slots;      // [step.tokens] which sequences they are
   int64_t *last;             // by slot, the token that was found last
   int64_t *ids;              // [step.tokens] the step's, which become those
+  int32_t *table;            // of the step's first group, which a block that begins is written into,
+  int64_t *places;           // and its `rows`
   const int64_t *found;      // [step.tokens] the tokens that the head finds,
   const float *logprobs;     // and their log-probabilities
 } tg_following;
@@ -201,9 +206,10 @@ typedef struct tg_api {
   // Runs every operation. No allocation; no system call while the workers spin. A step that is out of the plan's bounds is
   // refused before anything is written.
   int32_t (*plan_run)(tg_plan *plan, const tg_step *step);
-  // Runs both plans without letting the workers go in between, from the last tokens on; then the columns move. With `keep`
-  // what was found becomes the last token of each. 0, or 1 where a log-probability is not finite, and no token is kept then.
-  int32_t (*plan_follow)(const tg_following *following, int32_t keep);
+  // Runs both plans without letting the workers go in between, from the last tokens on; then the columns move. begun:
+  // [begun_count, 2] sequences whose token is the first of a block, and its page. With `keep` what was found becomes the last token
+  // of each. 0, or 1 where a log-probability is not finite, and no token is kept then.
+  int32_t (*plan_follow)(const tg_following *following, const int32_t *begun, int64_t begun_count, int32_t keep);
   // Nanoseconds that worker 0 spent in each operation of the last runs, [op_count]; NULL turns it off again.
   void (*plan_profile)(tg_plan *plan, int64_t *nanoseconds);
   void (*plan_destroy)(tg_plan *plan);

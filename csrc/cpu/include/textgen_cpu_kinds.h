@@ -200,4 +200,28 @@ enum tg_argmax {
   TG_ARGMAX_LOGPROBS = 4,    // address: [rows] float32, of the tokens; 0: not wanted
 };
 
+// How a token is drawn from a row. With a history, tokens in it are penalised first: a logit x is x / repetition, or x * repetition
+// where it is below 0, then less frequency times how often the output has the token, and presence where it has it at all.
+typedef struct tg_draw {
+  const float *logits;  // [vocab] that it is drawn from, minus infinity where it may not be; NULL: the row of x
+  int32_t *history;     // [position] tokens before this one, of which the first `prompt` are no output; NULL: no penalties
+  uint64_t seed;
+  int64_t position, prompt;
+  int64_t window;  // how many of the last tokens are looked at; 0: all
+  float factor;    // 1 / temperature, finite; 0: the likeliest is taken
+  float top_p;     // 1: off
+  float min_p;     // 0: off
+  float repetition, frequency, presence;
+  int32_t top_k;  // 0: off
+} tg_draw;
+
+// Behind TG_ARGMAX: penalizes, and draws other tokens than the likeliest. Log-probabilities are those of x.
+enum tg_drawn {
+  TG_DRAW_X = 0,           // buffer [rows, vocab] float32
+  TG_DRAW_ROWS = 1,        // address: [rows] tg_draw
+  TG_DRAW_TOKENS = 2,      // address: [rows] int64, the likeliest token of each row of x; those that are drawn instead
+  TG_DRAW_NORMALISER = 3,  // address: [rows] float32
+  TG_DRAW_LOGPROBS = 4,    // address: [rows] float32, of the tokens
+};
+
 #endif

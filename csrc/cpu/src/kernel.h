@@ -120,6 +120,7 @@ extern const Kernel experts;                                          // experts
 extern const Kernel rope_table, rope_write;                           // rope.cpp
 extern const Kernel attention;                                        // attention.cpp
 extern const Kernel argmax;                                           // sampling.cpp
+extern const Kernel draw;                                             // draw.cpp
 
 }  // namespace tg::TG_ISA
 #endif

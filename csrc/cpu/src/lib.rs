@@ -82,10 +82,13 @@ pub enum Followed {
     Not,
 }
 
+/// `plan_follow` of the header.
+type Follow = unsafe extern "C" fn(*const c_void, *const [i32; 2], i64, i32) -> i32;
+
 /// A step that can be run again, `tg_following` of the header.
 #[derive(Debug)]
 pub struct Following {
-    follow: unsafe extern "C" fn(*const c_void, i32) -> i32,
+    follow: Follow,
     following: *const c_void,
     tokens: *const i64,
     logprobs: *const f32,
@@ -107,7 +110,7 @@ impl Following {
         }
         Some(Self {
             // SAFETY: the caller says that it is the address of such a function.
-            follow: unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(*const c_void, i32) -> i32>(follow) },
+            follow: unsafe { std::mem::transmute::<usize, Follow>(follow) },
             following: following as *const c_void,
             tokens: tokens as *const i64,
             logprobs: logprobs as *const f32,
@@ -115,10 +118,11 @@ impl Following {
         })
     }
 
-    /// Runs the step that comes, and keeps the tokens that it finds.
-    pub fn run(&mut self) -> Followed {
-        // SAFETY: see `new`.
-        match unsafe { (self.follow)(self.following, 1) } {
+    /// Runs the step that comes, and keeps the tokens that it finds. begun: sequences whose token is the first of a block, and
+    /// its page.
+    pub fn run(&mut self, begun: &[[i32; 2]]) -> Followed {
+        // SAFETY: see `new`; the pairs are as many as it is told.
+        match unsafe { (self.follow)(self.following, begun.as_ptr(), begun.len() as i64, 1) } {
             0 => Followed::Well,
             1 => Followed::Unsound,
             _ => Followed::Not,

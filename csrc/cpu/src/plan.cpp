@@ -106,6 +106,9 @@ void follow(void *argument, int32_t worker) {
   if (worker == 0) memcpy(following->to, following->from, following->bytes);
   pool_barrier(pool);
   work(following->head, worker);
+  if (following->drawing == nullptr) return;
+  pool_barrier(pool);
+  work(following->drawing, worker);
 }
 
 bool takes(tg_plan *plan, const tg_step *step) {
@@ -117,6 +120,19 @@ bool takes(tg_plan *plan, const tg_step *step) {
   }
   set_error("the step has more tokens, outputs or segments than the plan was made for");
   return false;
+}
+
+bool begin_blocks(const tg_following *following, const int32_t *begun, int64_t count) {
+  const tg_step *step = following->step;
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t sequence = begun[2 * i], page = begun[2 * i + 1];
+    if (sequence < 0 || sequence >= step->tokens) return set_error("a block begins for a sequence that is not there"), false;
+    const int64_t size = step->group->block_size, stride = step->group->table_stride, at = step->starts[sequence] / size;
+    if (at >= stride) return set_error("a block begins that the table has no place for"), false;
+    following->table[sequence * stride + at] = static_cast<int32_t>(page);
+    following->places[sequence] = page * size;
+  }
+  return true;
 }
 
 }  // namespace
@@ -164,12 +180,16 @@ int32_t plan_run(tg_plan *plan, const tg_step *step) {
   return 0;
 }
 
-int32_t plan_follow(const tg_following *following, int32_t keep) {
+int32_t plan_follow(const tg_following *following, const int32_t *begun, int64_t begun_count, int32_t keep) {
   const int64_t tokens = following->step->tokens;
-  if (following->layers->pool != following->head->pool || following->rows->tokens != tokens) {
+  tg_plan *drawing = following->drawing;
+  const tg_pool *pool = following->layers->pool;
+  if (following->head->pool != pool || (drawing != nullptr && drawing->pool != pool) || following->rows->tokens != tokens) {
     return set_error("the head has other threads or another number of tokens than the layers"), -1;
   }
   if (!takes(following->layers, following->step) || !takes(following->head, following->rows)) return -1;
+  if (drawing != nullptr && !takes(drawing, following->rows)) return -1;
+  if (!begin_blocks(following, begun, begun_count)) return -1;
   for (int64_t i = 0; i < tokens; i++) following->ids[i] = following->last[following->slots[i]];
   pool_run(following->layers->pool, follow, const_cast<tg_following *>(following));
   for (int64_t column = 0; column < following->moving_count; column++) {
@@ -179,6 +199,11 @@ int32_t plan_follow(const tg_following *following, int32_t keep) {
     if (!__builtin_isfinite(following->logprobs[i])) return 1;
   }
   for (int64_t i = 0; keep != 0 && i < tokens; i++) following->last[following->slots[i]] = following->found[i];
+  for (int64_t i = 0; drawing != nullptr && i < tokens; i++) {
+    tg_draw &draw = following->draws[i];
+    if (keep != 0 && draw.history != nullptr) draw.history[draw.position] = static_cast<int32_t>(following->found[i]);
+    draw.position++;
+  }
   return 0;
 }
 

@@ -20,6 +20,7 @@ from textgen.layers.weight import LoadContext
 from textgen.models.names import WeightNames
 from textgen.models.spec import DecoderSpec
 from textgen.ops import Attention, Ops
+from textgen.ops.sampling import Histories, SamplingRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,17 @@ class FindsLikeliest(Protocol):
         ...
 
 
+@runtime_checkable
+class Draws(Protocol):
+    """A model that draws tokens from its logits."""
+
+    def draw(self, rows: SamplingRows, source: Histories | Tensor | None) -> Tensor | None:
+        """[rows] int64: a token of each row of the last `logits`, None where it does not draw such rows. A row that may
+        draw nothing gets any token. source: what the penalised rows have said; or what is drawn from instead, [rows,
+        vocab] float32, with penalties on it."""
+        ...
+
+
 class Begun(NamedTuple):
     """Sequences of a batch whose token is the first of a block, and that block's page. For one group of layers."""
 
@@ -101,7 +113,11 @@ class Repeat(Protocol):
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """As `Follower.answer` takes them, to run it with nothing begun."""
+        """As `Follower.answer` takes them, to run it."""
+        ...
+
+    def room(self) -> int:
+        """Steps that can be run so now, one or more."""
         ...
 
     def choose_again(self, rows: NDArray[np.int64], bits: NDArray[np.uint8]) -> bool:
@@ -114,10 +130,18 @@ class Repeat(Protocol):
 class Repeats(Protocol):
     """A model whose batches can be run again."""
 
-    def repeat(self, slots: NDArray[np.int64], last: NDArray[np.int64]) -> Repeat | None:
+    def repeat(
+        self,
+        slots: NDArray[np.int64],
+        last: NDArray[np.int64],
+        drawn: SamplingRows | None = None,
+        history: Tensor | None = None,
+    ) -> Repeat | None:
         """The batch of the last `hidden`, of which all rows went through the last `logits`; None where it cannot.
 
-        slots [n]: whose tokens they are. last: by slot, the token that was sampled last.
+        slots [n]: whose tokens they are. last: by slot, the token that was sampled last. drawn: how the tokens of the
+        next run are drawn; None: each is the likeliest. history [slots, positions] int32: what penalised sequences
+        consist of, which goes on with what is kept.
         """
         ...
 

@@ -56,6 +56,14 @@ class SamplingRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Histories:
+    """What sequences consist of."""
+
+    tokens: Tensor  # [slots, positions] int32
+    slots: Ints  # [rows] whose
+
+
+@dataclass(frozen=True, slots=True)
 class Allowed:
     """Which tokens some rows may draw; rows without a grammar are not named."""
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from textgen._router import Follower
-from textgen.models.decoder import FindsLikeliest, Model, Repeats
+from textgen.models.decoder import Draws, FindsLikeliest, Model, Repeats
 from textgen.models.groups import LayerGroups
 from textgen.ops import Ops
-from textgen.ops.sampling import Allowed, Mask, score, shape
+from textgen.ops.sampling import Allowed, Histories, Mask, SamplingRows, score, shape
 from textgen.ops.transfer import upload
 from textgen.shard.batch import Bounds, Fault, Segments, check_admit, check_segments, check_step, pack
 from textgen.shard.cache import KvCache
@@ -87,6 +87,7 @@ class Runner:
         self.model, self.cache, self.slots, self.bounds = model, cache, slots, bounds
         self.memory, self._ops = memory, ops
         self._finder = model if isinstance(model, FindsLikeliest) else None
+        self._draws = model if isinstance(model, Draws) else None
         self._repeats = model if isinstance(model, Repeats) else None
         self.pipeline, self._lost = pipeline, lost
         self._steady: Steady | Following | None = None  # what the step before tells of the next one
@@ -311,11 +312,16 @@ class Runner:
         shaped = logits
         if allowed is not None and known is not None and rules is None and rows.plain:
             tokens = allowed.likeliest(logits, known.tokens)
+        elif allowed is None and rules is None and (drawn := self._drawn(rows, chosen)) is not None:
+            tokens = drawn
         else:
             shaped = shape(logits, rows, history, allowed, rules)
-            largest = None if known is None or shaped is not logits else known.tokens
-            tokens, found = self._ops.choose(shaped, rows, largest)
-            normaliser = found if known is None and shaped is logits else normaliser
+            if shaped is not logits and (drawn := self._drawn(rows, shaped)) is not None:
+                tokens = drawn
+            else:
+                largest = None if known is None or shaped is not logits else known.tokens
+                tokens, found = self._ops.choose(shaped, rows, largest)
+                normaliser = found if known is None and shaped is logits else normaliser
         scores = score(logits, tokens, normaliser)
         stuck = None if rules is None else chosen[rules.rows[rules.forbids(shaped, tokens).cpu().numpy()]]
         slots.last_token.index_copy_(0, upload(chosen, logits.device), tokens)
@@ -330,6 +336,15 @@ class Runner:
         )
         waited = None if limits is None else limits.waited
         return _Sampled(chosen, tokens, scores.chosen, kept, top, faults, waited)
+
+    def _drawn(self, rows: SamplingRows, source: Ints | Tensor) -> Tensor | None:
+        """[rows] tokens that the model itself draws from its last logits, or from shaped ones; None where it does not,
+        or nothing is drawn. source: the slots that the rows are of, or shaped logits [rows, vocab]."""
+        if self._draws is None or rows.plain:
+            return None
+        if not isinstance(source, Tensor):
+            return self._draws.draw(rows, Histories(self.slots.history, source) if rows.penalised.any() else None)
+        return self._draws.draw(rows, source)
 
     def _limits(self, number: int, chosen: Ints, masks: tuple[Ints, Ints]) -> Limits:
         """What the masks of this step say of the sampled rows; waits for them. Slots that have failed have no row."""

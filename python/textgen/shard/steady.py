@@ -7,6 +7,7 @@ follow it. Where layers have windows, or are of several groups, they hold as lon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ class Series(NamedTuple):
     rest: bytes  # what came and was not answered
     steps: int = 0
     unsound: bool = False  # the first of the rest has to be worked out
+    begun: Sequence[tuple[int, int]] = ()  # a sequence and the page that it begins, in order
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,13 +108,16 @@ class Steady(Continuation):
 
     last: Ints  # by slot, the token sampled last
     batch: Repeat
+    draws: bool  # some tokens are not the likeliest as they are
 
     def run(self, number: int, slots: Slots) -> Ran | None:
         """[n] tokens; None, and nothing was sampled, where there is more to it: numbers that are not finite, or a mask
         that has not come or leaves nothing to draw."""
+        masks = self.masks
+        if masks is not None and self.draws:
+            return None
         if slots.span is not None:
             slots.start[self.slot] += 1
-        masks = self.masks
         found = self.batch.run(self.begun, masks is None)
         if found is None:
             return None
@@ -129,14 +134,18 @@ class Steady(Continuation):
         return Ran(tokens, logprobs, waited)
 
     def run_on(self, follower: Follower, pending: bytes, slots: Slots) -> Series:
-        """Answer the steps that come now, up to one in which a block begins, or that is not as the one before.
-        pending: what was read before."""
+        """Answer the steps that come now, up to one that is not as the one before. pending: what was read before."""
         self._settle()
-        most = min(self.within, self.left)
-        series = Series(*follower.answer(pending, self.batch.addresses, self.expected.tobytes(), most))
+        most, pages = min(self.left, self.batch.room()), (self.block_size, self.num_pages)
+        series = Series(*follower.answer(pending, self.batch.addresses, self.expected.tobytes(), most, pages))
         self.starts += series.steps
-        self.within -= series.steps
         self.left -= series.steps
+        if series.steps:
+            self.within = self.block_size - 1 - int((self.starts % self.block_size).max())
+        if series.begun:
+            which, begun = np.array(series.begun).T
+            owners, counts = np.unique(which, return_counts=True)
+            slots.append_blocks(self.slot[owners], counts, begun[which.argsort(kind="stable")])
         if slots.span is not None:
             slots.start[self.slot] += series.steps
         return series
@@ -225,13 +234,18 @@ def continuation(step: Step, segments: Segments, slots: Slots, board: MaskBoard,
 def steady(
     step: Step, segments: Segments, slots: Slots, model: Repeats | None, board: MaskBoard, num_pages: int
 ) -> Steady | None:
-    """The continuation by a plan, of sequences that take the likeliest token and have no history."""
-    if model is None or slots.temperature[segments.slot].max() > 0 or slots.remembers[segments.slot].any():
+    """The continuation by a plan, of sequences without masks where some are drawn or penalised."""
+    remembers = slots.remembers[segments.slot].any()
+    draws = bool(remembers or (slots.temperature[segments.slot] > 0).any())
+    if model is None or (step.masks and draws):
         return None
     found = continuation(step, segments, slots, board, num_pages)
+    if found is None:
+        return None
+    rows = slots.sampling_rows(found.slot, segments.end + 1) if draws else None
     last = slots.last_token.numpy()
-    batch = None if found is None else model.repeat(found.slot, last)
-    if found is None or batch is None:
+    batch = model.repeat(found.slot, last, rows, slots.history if remembers else None)
+    if batch is None:
         return None
     of_step = {field.name: getattr(found, field.name) for field in fields(found)}
-    return Steady(**of_step, last=last, batch=batch)
+    return Steady(**of_step, last=last, batch=batch, draws=draws)

@@ -13,6 +13,8 @@ use rustix::time::{ClockId, clock_gettime};
 use super::columns::Column;
 use super::protocol::{Done, Frame, HEADER, MAX_PAYLOAD, SEGMENT_COLUMNS, Step, Times};
 
+/// The column of a segment that says how many pages are new.
+const NEW_PAGES: usize = SEGMENT_COLUMNS - 1;
 /// Bytes that are read at once.
 const PIECE: usize = 16 << 10;
 
@@ -29,10 +31,61 @@ pub enum Ran {
 
 /// Sequences whose next step can be run from what the one before has left.
 pub trait Batch {
-    /// Runs it.
-    fn run(&mut self) -> Ran;
+    /// Runs it. begun: sequences whose token is the first of a page, and that page.
+    fn run(&mut self, begun: &[[i32; 2]]) -> Ran;
     /// The token of each sequence, and its log-probability.
     fn found(&self) -> (&[i64], &[f32]);
+}
+
+/// The step before, and how the next one differs from it.
+#[derive(Debug, Clone)]
+pub struct Last {
+    /// As they came; then a position further, each of one token.
+    segments: Vec<u32>,
+    /// Sequences whose token is the first of a page, and that page.
+    begun: Vec<[i32; 2]>,
+    page_size: u32,
+    pages: u32,
+}
+
+impl Last {
+    /// segments: no pages are new in them. pages: tokens that one has, and how many there are. `None` for what are no segments,
+    /// and for pages that are none.
+    #[must_use]
+    pub fn new(segments: Vec<u32>, (page_size, pages): (u32, u32)) -> Option<Self> {
+        let good = segments.len() % SEGMENT_COLUMNS == 0 && page_size > 0 && i32::try_from(pages).is_ok();
+        good.then_some(Self { segments, begun: Vec::new(), page_size, pages })
+    }
+
+    /// Sequences.
+    #[must_use]
+    pub const fn count(&self) -> usize {
+        self.segments.len() / SEGMENT_COLUMNS
+    }
+
+    fn slots(&self) -> &[u32] {
+        &self.segments[..self.count()]
+    }
+
+    /// Goes on to the step in a frame: its number, where it is the next one and nothing else.
+    fn advance(&mut self, kind: u8, payload: &[u8]) -> Option<u64> {
+        let Ok(Frame::Step(mut step)) = Frame::decode(kind, payload) else { return None };
+        let count = self.count();
+        let (segments, blocks) = (std::mem::take(&mut step.segments.0), std::mem::take(&mut step.blocks.0));
+        let mut pages = blocks.into_iter();
+        self.begun.clear();
+        for at in 0..count {
+            let start = self.segments[count + at].wrapping_add(1);
+            let begins = start % self.page_size == 0;
+            (self.segments[count + at], self.segments[NEW_PAGES * count + at]) = (start, u32::from(begins));
+            if begins {
+                let page = pages.next().filter(|&page| page < self.pages)?;
+                self.begun.push([at as i32, page as i32]);
+            }
+        }
+        let alone = pages.next().is_none() && step == Step { step: step.step, ..Step::default() };
+        (alone && segments == self.segments).then_some(step.step)
+    }
 }
 
 /// What [`Follower::answer`] has done.
@@ -44,6 +97,8 @@ pub struct Answered {
     pub steps: usize,
     /// The first frame of `rest` was run, and must be worked out instead.
     pub unsound: bool,
+    /// Sequences and the pages that they began in the steps that were answered, in order.
+    pub begun: Vec<[i32; 2]>,
 }
 
 /// Answers such steps on the link to the router.
@@ -75,11 +130,10 @@ impl Follower {
         Some(self.busy.load(Ordering::Relaxed)).filter(|&since| since != 0)
     }
 
-    /// Answers up to `most` steps, until something else comes, the bell rings or the router is gone. segments: of the step
-    /// before, as it came; those that follow begin a position further each time. pending: what was read already.
-    pub fn answer(&self, pending: Vec<u8>, segments: &[u32], most: usize, batch: &mut impl Batch) -> Answered {
+    /// Answers up to `most` steps, until something else comes, the bell rings or the router is gone. pending: what was read
+    /// already.
+    pub fn answer(&self, pending: Vec<u8>, mut last: Last, most: usize, batch: &mut impl Batch) -> Answered {
         let mut answered = Answered { rest: pending, ..Answered::default() };
-        let mut next = segments.to_vec();
         let (mut piece, mut read, mut output) = ([0; PIECE], now(), Vec::new());
         let mut at = 0;
         while answered.steps < most {
@@ -101,12 +155,10 @@ impl Follower {
                 continue;
             };
             let length = HEADER + payload.len();
-            let count = next.len() / SEGMENT_COLUMNS;
-            next[count..2 * count].iter_mut().for_each(|start| *start = start.wrapping_add(1));
-            let Some(number) = number_of(kind, payload, &next) else { break };
+            let Some(number) = last.advance(kind, payload) else { break };
             let started = now();
             self.busy.store(started, Ordering::Relaxed);
-            let ran = batch.run();
+            let ran = batch.run(&last.begun);
             self.busy.store(0, Ordering::Relaxed);
             if ran != Ran::Well {
                 answered.unsound = ran == Ran::Unsound;
@@ -119,9 +171,10 @@ impl Follower {
             };
             at += length;
             answered.steps += 1;
-            self.told.lock().unwrap_or_else(PoisonError::into_inner).push((count, times));
+            answered.begun.extend_from_slice(&last.begun);
+            self.told.lock().unwrap_or_else(PoisonError::into_inner).push((last.count(), times));
             output.clear();
-            if done(number, &next[..count], batch.found(), times).encode(&mut output).is_err()
+            if done(number, last.slots(), batch.found(), times).encode(&mut output).is_err()
                 || self.send(&output).is_err()
             {
                 break;
@@ -170,13 +223,6 @@ fn whole_frame(bytes: &[u8]) -> Option<(u8, &[u8])> {
     Some((bytes[HEADER - 1], payload))
 }
 
-/// The number of a step that has these segments and nothing else.
-fn number_of(kind: u8, payload: &[u8], segments: &[u32]) -> Option<u64> {
-    let Ok(Frame::Step(step)) = Frame::decode(kind, payload) else { return None };
-    let alone = Step { step: step.step, segments: Column(segments.to_vec()), ..Step::default() };
-    (step == alone).then_some(step.step)
-}
-
 fn done(step: u64, slots: &[u32], (tokens, logprobs): (&[i64], &[f32]), times: Times) -> Frame {
     Frame::Done(Done {
         step,
@@ -201,10 +247,12 @@ mod tests {
     struct Counting {
         tokens: Vec<i64>,
         unsound_at: i64,
+        begun: Vec<Vec<[i32; 2]>>,
     }
 
     impl Batch for Counting {
-        fn run(&mut self) -> Ran {
+        fn run(&mut self, begun: &[[i32; 2]]) -> Ran {
+            self.begun.push(begun.to_vec());
             self.tokens.iter_mut().for_each(|token| *token += 1);
             if self.tokens[0] == self.unsound_at { Ran::Unsound } else { Ran::Well }
         }
@@ -214,6 +262,12 @@ mod tests {
     }
 
     const BEFORE: [u32; 12] = [3, 1, 10, 20, 1, 1, 0, 0, 3, 3, 0, 0];
+    const PAGES: u32 = 9;
+
+    /// Pages of 16 tokens.
+    fn before() -> Last {
+        Last::new(BEFORE.to_vec(), (16, PAGES)).unwrap()
+    }
 
     fn step(number: u64, further: u32) -> Step {
         let mut segments = BEFORE.to_vec();
@@ -236,7 +290,7 @@ mod tests {
     }
 
     fn counting() -> Counting {
-        Counting { tokens: vec![40, 70], unsound_at: 0 }
+        Counting { tokens: vec![40, 70], unsound_at: 0, begun: Vec::new() }
     }
 
     fn told(mut router: &UnixStream) -> Vec<(u64, Vec<u32>)> {
@@ -266,7 +320,7 @@ mod tests {
             let rest = [Frame::Step(other), Frame::Stop];
             let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2)), rest[0].clone(), rest[1].clone()]);
             router.write_all(&sent).unwrap();
-            let answered = follower.answer(Vec::new(), &BEFORE, 9, &mut counting());
+            let answered = follower.answer(Vec::new(), before(), 9, &mut counting());
             assert_eq!(told(&router), [(7, vec![41, 71]), (8, vec![42, 72])]);
             assert_eq!((answered.steps, answered.unsound), (2, false));
             assert_eq!(follower.take_times().iter().map(|(count, _)| *count).collect::<Vec<_>>(), [2, 2]);
@@ -276,12 +330,52 @@ mod tests {
         }
     }
 
+    /// Both sequences are the last tokens of a page before the first of these steps.
+    fn step_of_pages(number: u64, further: u32, begun: [u32; 2], blocks: &[u32]) -> Step {
+        let mut segments = BEFORE.to_vec();
+        segments[2..4].copy_from_slice(&[15 + further, 31 + further]);
+        segments[10..].copy_from_slice(&begun);
+        Step { step: number, segments: Column(segments), blocks: Column(blocks.to_vec()), ..Step::default() }
+    }
+
+    #[test]
+    fn pages_begin_where_the_last_ones_are_full() {
+        let others = [
+            step_of_pages(9, 17, [1, 1], &[4, PAGES]),
+            step_of_pages(9, 17, [1, 1], &[4]),
+            step_of_pages(9, 17, [1, 1], &[4, 5, 6]),
+            step_of_pages(9, 17, [1, 0], &[4]),
+            step_of_pages(9, 17, [0, 0], &[]),
+        ];
+        for other in others {
+            let (mut router, _bell, follower) = follower();
+            let mut steps = vec![step_of_pages(0, 1, [1, 1], &[8, 7])];
+            steps.extend((2..=16).map(|further| step_of_pages(u64::from(further), further, [0, 0], &[])));
+            steps.push(other);
+            router.write_all(&bytes(&steps.into_iter().map(Frame::Step).collect::<Vec<_>>())).unwrap();
+            let mut batch = counting();
+            let last = Last::new(step_of_pages(0, 0, [0, 0], &[]).segments.0, (16, PAGES)).unwrap();
+            let answered = follower.answer(Vec::new(), last, 99, &mut batch);
+            assert_eq!((answered.steps, &answered.begun), (16, &vec![[0, 8], [1, 7]]));
+            assert_eq!((&batch.begun[0], batch.begun[1..].concat()), (&answered.begun, vec![]));
+        }
+    }
+
+    #[test]
+    fn pages_that_an_unsound_step_begins_are_not_told() {
+        let (mut router, _bell, follower) = follower();
+        router.write_all(&bytes(&[Frame::Step(step_of_pages(0, 1, [1, 1], &[8, 7]))])).unwrap();
+        let last = Last::new(step_of_pages(0, 0, [0, 0], &[]).segments.0, (16, PAGES)).unwrap();
+        let answered = follower.answer(Vec::new(), last, 99, &mut Counting { unsound_at: 41, ..counting() });
+        assert!(answered.unsound && answered.begun.is_empty());
+    }
+
     #[test]
     fn no_more_than_asked_for_are_answered_and_torn_frames_are_given_back() {
         let (mut router, _bell, follower) = follower();
         let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2))]);
         router.write_all(&sent[..sent.len() - 3]).unwrap();
-        let answered = follower.answer(Vec::new(), &BEFORE, 1, &mut counting());
+        let answered = follower.answer(Vec::new(), before(), 1, &mut counting());
         assert_eq!(answered.rest, sent[sent.len() / 2..sent.len() - 3]);
         assert_eq!(told(&router), [(7, vec![41, 71])]);
     }
@@ -291,7 +385,7 @@ mod tests {
         let (mut router, bell, follower) = follower();
         let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2))]);
         let answered = thread::scope(|scope| {
-            let running = scope.spawn(|| follower.answer(Vec::new(), &BEFORE, 9, &mut counting()));
+            let running = scope.spawn(|| follower.answer(Vec::new(), before(), 9, &mut counting()));
             for piece in sent.chunks(11) {
                 router.write_all(piece).unwrap();
                 thread::yield_now();
@@ -311,7 +405,7 @@ mod tests {
         let (mut router, _bell, follower) = follower();
         let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2)), Frame::Stop]);
         router.write_all(&sent[sent.len() / 2..]).unwrap();
-        let answered = follower.answer(sent[..sent.len() / 2].to_vec(), &BEFORE, 9, &mut counting());
+        let answered = follower.answer(sent[..sent.len() / 2].to_vec(), before(), 9, &mut counting());
         assert_eq!(told(&router), [(7, vec![41, 71]), (8, vec![42, 72])]);
         assert_eq!(answered.rest, bytes(&[Frame::Stop]));
     }
@@ -321,7 +415,7 @@ mod tests {
         let (mut router, _bell, follower) = follower();
         let sent = bytes(&[Frame::Step(step(7, 1)), Frame::Step(step(8, 2))]);
         router.write_all(&sent).unwrap();
-        let answered = follower.answer(Vec::new(), &BEFORE, 9, &mut Counting { unsound_at: 42, ..counting() });
+        let answered = follower.answer(Vec::new(), before(), 9, &mut Counting { unsound_at: 42, ..counting() });
         assert!(answered.unsound);
         assert_eq!(answered.rest, sent[sent.len() / 2..]);
         assert_eq!(told(&router), [(7, vec![41, 71])]);
@@ -332,13 +426,13 @@ mod tests {
         let (mut router, _bell, follower) = follower();
         let sent = [&bytes(&[Frame::Step(step(7, 1))]), &[255_u8; 9][..]].concat();
         router.write_all(&sent).unwrap();
-        assert_eq!(follower.answer(Vec::new(), &BEFORE, 9, &mut counting()).rest, [255; 9]);
+        assert_eq!(follower.answer(Vec::new(), before(), 9, &mut counting()).rest, [255; 9]);
     }
 
     #[test]
     fn it_ends_with_the_router() {
         let (router, _bell, follower) = follower();
         drop(router);
-        assert_eq!(follower.answer(Vec::new(), &BEFORE, 9, &mut counting()).steps, 0);
+        assert_eq!(follower.answer(Vec::new(), before(), 9, &mut counting()).steps, 0);
     }
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE, GATHER_ROWS = range(1, 11)
-ROPE_TABLE, ARGMAX = 12, 13
+ROPE_TABLE, ARGMAX, DRAW_TOKENS = 12, 13, 18
 ADD, BY_POSITION, LAYER_NORM = 1, 2, 2  # flags
 EXPERTS, MOVE, ROUTE, SWITCH, PICK = 11, 14, 15, 16, 17
 PACKED, NORMALIZED = 4, 1  # flags
@@ -77,7 +77,7 @@ class Api(ctypes.Structure):
         ("weight_destroy", _function(None, c_void_p)),
         ("plan_create", _function(c_void_p, c_void_p, POINTER(PlanOptions))),
         ("plan_run", _function(c_int32, c_void_p, POINTER(StepColumns))),
-        ("plan_follow", _function(c_int32, c_void_p, c_int32)),
+        ("plan_follow", _function(c_int32, c_void_p, c_void_p, c_int64, c_int32)),
         ("plan_profile", _function(None, c_void_p, c_void_p)),
         ("plan_destroy", _function(None, c_void_p)),
     ]

@@ -12,9 +12,11 @@ import gc
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from textgen.models.decoder import Decoder, PackedBatch
 from textgen.models.load import load_model
@@ -22,6 +24,7 @@ from textgen.ops import SegmentLayout, select_ops
 from textgen.ops.cpu.library import Kernels
 from textgen.ops.cpu.model import PlannedModel, PlanSizes
 from textgen.ops.cpu.record import record
+from textgen.ops.sampling import SamplingRows
 from textgen.parallel import Parallel
 from textgen.shard.cache import allocate_cache
 
@@ -51,7 +54,7 @@ def main(folder: Path, workers: int) -> None:
     ids = torch.zeros(SEQUENCES, dtype=torch.int64)
     batch = PackedBatch(ids, torch.from_numpy(starts), [rows] * len(attention), attention)
     model.logits(model.hidden(batch, cache.layers))  # binds the plan to the cache
-    again = model.repeat(np.arange(SEQUENCES), np.zeros(SEQUENCES, np.int64))
+    again = model.repeat(np.arange(SEQUENCES), np.zeros(SEQUENCES, np.int64), drawn())
     assert again is not None
     again.following.moving_count = 0  # the same position for ever
     count = getattr(ctypes.CDLL(None), "textgen_allocations", lambda: 0)
@@ -68,6 +71,20 @@ def main(folder: Path, workers: int) -> None:
     for _ in range(STEPS):
         again.run(None, True)
     os.write(1, b"alive\n")
+
+
+def drawn() -> SamplingRows:
+    """One takes the likeliest token, the others do not."""
+
+    def column(*values: float, dtype: type[np.generic] = np.float32) -> NDArray[Any]:
+        return np.array(values, dtype)
+
+    off, none = column(0, 0, 0), column(0, 0, 0, dtype=np.int64)
+    return SamplingRows(
+        temperature=column(0, 0.7, 1.2), top_k=column(0, 0, 20, dtype=np.int64), top_p=column(1, 0.9, 0.95),
+        min_p=column(0, 0.1, 0), typical_p=off + 1, repetition=off + 1, frequency=off, presence=off, window=none,
+        seed=column(1, 2, 3, dtype=np.uint64), position=none + START, prompt_len=none,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from textgen.ops import sampling
 from textgen.ops.cuda.sampling import Masks, Penalties, shape
 
 from ..cpu.guarded import guarded
+from ..drawing import rows_of
 from .host_device import HostDevice
-from .test_sampling import rows_of
 
 SLOTS, POSITIONS = 6, 60
 

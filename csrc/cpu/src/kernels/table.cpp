@@ -19,6 +19,7 @@ const Kernel *kernel_of(int32_t kind) {
     case TG_GATHER_ROWS: return &gather_rows;
     case TG_EXPERTS: return &experts;
     case TG_ARGMAX: return &argmax;
+    case TG_DRAW: return &draw;
     case TG_MOVE: return &move;
     case TG_ROUTE: return &route;
     case TG_SWITCH: return &toggle;

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ABI = 3
+ABI = 4
 F32, BF16, F16, I8, U8, I32 = 0, 1, 2, 3, 4, 5
 DTYPES = {
     torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16, torch.int8: I8, torch.uint8: U8, torch.int32: I32,
@@ -74,14 +74,14 @@ class Step(Structure):
 
 class Following(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("layers", "head")),
+        *((name, c_void_p) for name in ("layers", "head", "drawing", "draws")),
         ("step", POINTER(Step)),
         ("rows", POINTER(Step)),
         *((name, c_void_p) for name in ("from_", "to")),
         ("bytes", c_int64),
         ("moving", c_void_p),
         ("moving_count", c_int64),
-        *((name, c_void_p) for name in ("slots", "last", "ids", "found", "logprobs")),
+        *((name, c_void_p) for name in ("slots", "last", "ids", "table", "places", "found", "logprobs")),
     ]
 
 
@@ -118,7 +118,7 @@ class _Api(Structure):
         ("weight_destroy", CFUNCTYPE(None, c_void_p)),
         ("plan_create", CFUNCTYPE(c_void_p, c_void_p, POINTER(PlanOptions))),
         ("plan_run", CFUNCTYPE(c_int32, c_void_p, POINTER(Step))),
-        ("plan_follow", CFUNCTYPE(c_int32, POINTER(Following), c_int32)),
+        ("plan_follow", CFUNCTYPE(c_int32, POINTER(Following), c_void_p, c_int64, c_int32)),
         ("plan_profile", CFUNCTYPE(None, c_void_p, c_void_p)),
         ("plan_destroy", CFUNCTYPE(None, c_void_p)),
         ("weight_memory", CFUNCTYPE(c_void_p, c_void_p)),
@@ -191,9 +191,10 @@ class Kernels:
     def run(self, plan: Handle, step: Step) -> None:
         self._check(self._run(plan.address, ctypes.byref(step)))
 
-    def follow(self, following: Following, keep: bool) -> bool:
-        """Whether all log-probabilities that were found are finite."""
-        result: int = self._follow(following, keep)
+    def follow(self, following: Following, begun: NDArray[np.int32] | None, keep: bool) -> bool:
+        """Whether all log-probabilities that were found are finite. begun: [n, 2] sequences and their new pages."""
+        where = (None, 0) if begun is None else (begun.ctypes.data, len(begun))
+        result: int = self._follow(following, *where, keep)
         self._check(result)
         return result == 0
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from textgen.layers.cache import LayerCache
 from textgen.layers.weight import DenseWeight, HeadTable, Weight
 from textgen.models.spec import ClampedSilu
+from textgen.ops.cpu.draw import DRAW, Records
 from textgen.ops.cpu.instructions import (
     Activate,
     ActivateGated,
@@ -47,7 +48,7 @@ from textgen.quantization.stored import StoredWeight
 
 # Kinds of operations, flags and activations; `csrc/cpu/include/textgen_cpu_kinds.h` says what each kind takes.
 LINEAR, EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE = range(10)
-EXPERTS, ROPE_TABLE, ARGMAX, MOVE, ROUTE, SWITCH, PICK = range(11, 18)
+EXPERTS, ROPE_TABLE, ARGMAX, MOVE, ROUTE, SWITCH, PICK, DRAW_TOKENS = range(11, 19)
 KINDS = {
     LINEAR: "products", EMBED: "embedding", NORM: "norms", ADD_ROWS: "sums", ROPE_WRITE: "rotation, cache write",
     ATTENTION: "attention", ACTIVATE: "activations", ACTIVATE_GATED: "activations", CLAMP: "clamps", SCALE: "scalings",
@@ -96,9 +97,11 @@ class Lowered:
     layout: Layout = field(init=False)
     likeliest: tuple[Tensor, Tensor, Tensor] | None = None  # [rows] tokens, normalisers, logprobs, where it finds them
     masks: NDArray[np.int64] | None = None  # [rows] addresses of bits, for `choice`; 0: a row stays as it is
+    draws: Records | None = None  # [rows] how each is drawn, for `drawing`
     _views: dict[View, int] = field(default_factory=dict)
     _records: list[_Record] = field(default_factory=list)
     _choice: _Record | None = None
+    _drawing: _Record | None = None
     _keeps: list[object] = field(default_factory=list)
     _unpacked: list[tuple[Handle, Weight]] = field(default_factory=list)
     _packed: dict[int, Handle] = field(default_factory=dict)
@@ -150,6 +153,10 @@ class Lowered:
         """What finds the likeliest tokens again, of those that `masks` allow: -1 where there are none. None where the
         program finds no tokens."""
         return None if self._choice is None else self._bound([self._choice], pool, 0, 0, ())
+
+    def drawing(self, pool: Handle) -> Handle | None:
+        """What draws tokens in place of the likeliest, as `draws` says. None where the program finds no tokens."""
+        return None if self._drawing is None else self._bound([self._drawing], pool, 0, 0, ())
 
     def _bound(
         self, records: Sequence[_Record], pool: Handle, segments: int, context: int, layers: Sequence[LayerPlace]
@@ -253,6 +260,10 @@ class Lowered:
                 self._keeps.append(self.masks)
                 x, found, normalisers, logprobs = self._at(each.x), *map(self._address, self.likeliest)
                 self._choice = _Record(ARGMAX, [x, found, normalisers, self.masks.ctypes.data, logprobs])
+                if each.x.buffer.dtype == torch.float32:
+                    self.draws = np.zeros(self.rows, DRAW)
+                    self._keeps.append(self.draws)
+                    self._drawing = _Record(DRAW_TOKENS, [x, self.draws.ctypes.data, found, normalisers, logprobs])
                 return _Record(ARGMAX, [x, found, normalisers, 0, logprobs])
             case Scale():
                 return _Record(SCALE, [self._at(each.x)], (each.factor, each.soft_cap or 0.0))

@@ -16,16 +16,19 @@ from torch import Tensor
 from textgen.layers.cache import LayerCache
 from textgen.models.decoder import Begun, Decoder, Found, Likeliest, Model, PackedBatch
 from textgen.models.spec import DecoderSpec
+from textgen.ops.cpu.draw import draws, fill
 from textgen.ops.cpu.instructions import Embed
 from textgen.ops.cpu.library import Following, Group, Handle, Kernels, KernelsMissing, Step
 from textgen.ops.cpu.lower import LayerPlace, Lowered, check_lowerable
 from textgen.ops.cpu.record import Recording, record
 from textgen.ops.cpu.values import NotRecorded
 from textgen.ops.reference_attention import PagedAttention
+from textgen.ops.sampling import Histories, SamplingRows
 
 log = logging.getLogger(__name__)
 
 SPIN_US = 200  # that a worker waits for the next step before it sleeps
+WIDER = 8  # blocks that a table has more when it is full
 PROMPT_ROWS = 64  # logits of a prompt are asked for in so many rows
 
 
@@ -55,6 +58,7 @@ class PlannedModel:
         # A table that is the head too is looked up in its packed form: it is in memory once.
         self._hidden = Lowered(kernels, recording.hidden, sizes.max_tokens, self._logits.packed)
         self._logits_plan, self._choice = self._logits.plan(self._pool, 0, 0), self._logits.choice(self._pool)
+        self._drawing = self._logits.drawing(self._pool)
         self._plan: Handle | None = None
         self._bound: object = None
         self._step, self._found = Step(), 0
@@ -105,11 +109,22 @@ class PlannedModel:
         self._kernels.run(self._plan, self._step)
         return self._hidden.view(self._hidden.program.result, tokens)
 
-    def repeat(self, slots: NDArray[np.int64], last: NDArray[np.int64]) -> Repeated | None:
+    def repeat(
+        self,
+        slots: NDArray[np.int64],
+        last: NDArray[np.int64],
+        drawn: SamplingRows | None = None,
+        history: Tensor | None = None,
+    ) -> Repeated | None:
         """See `Repeats`."""
         hidden, logits, count = self._hidden, self._logits, self._found
         if self._last is None or self._plan is None or self._choice is None or count != self._step.tokens:
             return None
+        drawing = None
+        if drawn is not None:
+            drawing = self._to_draw(drawn, None if history is None else Histories(history, slots))
+            if drawing is None:
+                return None
         program = logits.program
         assert program.given is not None and logits.likeliest is not None and logits.masks is not None
         tokens, _, logprobs = logits.likeliest
@@ -120,12 +135,17 @@ class PlannedModel:
             column += 1
         moving = (c_void_p * len(filled.moving))(*(column.ctypes.data for column in filled.moving))
         following = Following(
-            layers=self._plan.address, head=self._logits_plan.address, step=pointer(self._step), rows=pointer(rows),
+            layers=self._plan.address, head=self._logits_plan.address,
+            drawing=None if drawing is None else drawing.address,
+            draws=None if logits.draws is None else logits.draws.ctypes.data,
+            step=pointer(self._step), rows=pointer(rows),
             from_=end.ctypes.data, to=begin.ctypes.data, bytes=end.nbytes,
             moving=addressof(moving), moving_count=len(filled.moving),
             slots=slots.ctypes.data, last=last.ctypes.data, ids=filled.ids.ctypes.data,
+            table=filled.table.ctypes.data, places=filled.rows.ctypes.data,
             found=tokens.data_ptr(), logprobs=logprobs.data_ptr(),
         )  # fmt: skip
+        keeps = self._plan, self._logits_plan, drawing, self._step, moving, slots, last, history, logits, end, begin
         return Repeated(
             kernels=self._kernels,
             following=following,
@@ -134,7 +154,7 @@ class PlannedModel:
             masks=logits.masks[:count],
             filled=filled,
             found=Found(tokens[:count].numpy(), logprobs[:count].numpy()),
-            keeps=(self._plan, self._logits_plan, self._step, moving, slots, last, end, begin),
+            keeps=keeps,
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -156,6 +176,24 @@ class PlannedModel:
             return None
         tokens, normalisers, _ = self._logits.likeliest
         return Likeliest(tokens[: self._found], normalisers[: self._found])
+
+    def draw(self, rows: SamplingRows, source: Histories | Tensor | None) -> Tensor | None:
+        """See `Draws`."""
+        drawing = self._to_draw(rows, source)
+        if drawing is None or self._logits.likeliest is None:
+            return None
+        self._kernels.run(drawing, Step(tokens=self._found))
+        return self._logits.likeliest[0][: self._found].clone()
+
+    def _to_draw(self, rows: SamplingRows, source: Histories | Tensor | None) -> Handle | None:
+        """What draws such rows of the last `logits`, which it is told; None where nothing does."""
+        records, count = self._logits.draws, len(rows.temperature)
+        if self._drawing is None or records is None or count == 0 or count != self._found or not draws(rows):
+            return None
+        if isinstance(source, Tensor) and (source.dtype != torch.float32 or source.stride(1) != 1):
+            return None
+        fill(records[:count], rows, source)
+        return self._drawing
 
 
 def _groups(batch: PackedBatch) -> tuple[list[tuple[PagedAttention, Tensor]], list[int]]:
@@ -185,15 +223,16 @@ class _Filled:
     group: Group
     moving: Sequence[NDArray[np.int64]]
 
-    def begin(self, begun: Begun) -> None:
-        """The blocks that some sequences' tokens are the first of."""
-        (which, pages), size = begun, self.group.block_size
-        at = self.starts[which] // size
-        while (width := self.table.shape[1]) <= at.max():
-            self.table = np.concatenate((self.table, np.zeros_like(self.table)), axis=1)
-            self.group.tables, self.group.table_stride = self.table.ctypes.data, 2 * width
-        self.table[which, at] = pages
-        self.rows[which] = pages * size
+    def room(self) -> int:
+        """Steps that the table has a place for, which is made wider where the next one finds none."""
+        (count, width), size = self.table.shape, self.group.block_size
+        room: int = width * size - int(self.starts.max())
+        if room <= 0:
+            more = WIDER - room // size
+            self.table = np.concatenate((self.table, np.zeros((count, more), np.int32)), axis=1)
+            self.group.tables, self.group.table_stride = self.table.ctypes.data, width + more
+            room += more * size
+        return room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +249,17 @@ class Repeated:
     found: Found
     keeps: object  # what `following` points to
 
+    def room(self) -> int:
+        room = self.filled.room()
+        self.following.table = self.filled.table.ctypes.data
+        return room
+
     def run(self, begun: Begun | None, keep: bool) -> Found | None:
+        pairs = None
         if begun is not None:
-            self.filled.begin(begun)
-        return self.found if self.kernels.follow(self.following, keep) else None
+            self.room()
+            pairs = np.column_stack(begun).astype(np.int32)
+        return self.found if self.kernels.follow(self.following, pairs, keep) else None
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
