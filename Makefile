@@ -88,7 +88,7 @@ docs-settings: $(SERVE) ## Write docs/settings.md from the table of settings
 bench-router: $(BENCH) $(BUILT) ## Measure what a token costs in the router: make bench-router [ARGS="--only tokens"] [PEER_URL=http://... PEER_PID=...]
 	cargo build --profile dist --quiet -p router-bench
 	$(BIN)/python -m benchmark.router.run $(ARGS)
-	$(BIN)/python -m benchmark.report
+	$(BIN)/python -m benchmark.pages
 
 soak: $(BENCH) ## A million requests of every kind, with the router's memory watched: make soak [ARGS="--requests 10000"]
 	cargo build --profile dist --quiet -p router-bench
@@ -103,39 +103,39 @@ image: ## Build the image for processors, from the wheel in dist/ if there is on
 
 bench-scheduler: $(BENCH) ## Simulate the scheduler on devices and clusters that are not at hand (some minutes)
 	$(BIN)/python -m benchmark.scheduler.run $(ARGS)
-	$(BIN)/python -m benchmark.report
+	$(BIN)/python -m benchmark.pages
 
 bench-startup: $(BENCH) $(BUILT) ## Measure a start beside llama-server, vLLM and Transformers: make bench-startup [ARGS="--rounds 5"]
 	$(BIN)/python -m benchmark.startup.run $(ARGS)
-	$(BIN)/python -m benchmark.report
+	$(BIN)/python -m benchmark.pages
 
 bench-serving: $(BENCH) $(BUILT) ## Measure chats over HTTP beside vLLM's server and llama-server: make bench-serving [ARGS="--formats int8"]
 	$(BIN)/python -m benchmark.serving.run $(ARGS)
-	$(BIN)/python -m benchmark.report
+	$(BIN)/python -m benchmark.pages
 
 bench-offline: $(BENCH) $(BUILT) ## Measure a list of 1,000 prompts beside Transformers: make bench-offline [ARGS="--prompts 100"]
 	$(BIN)/python -m benchmark.offline.run $(ARGS)
-	$(BIN)/python -m benchmark.report
+	$(BIN)/python -m benchmark.pages
 
 bench-structured: $(BENCH) $(BUILT) ## Measure what schemas cost and save, beside other libraries: make bench-structured [ARGS="--rounds 3"]
 	$(BIN)/maturin develop --release --extras bench,bench-structured
 	cargo build --profile dist --quiet -p router-bench
 	$(BIN)/python -m benchmark.structured.run $(ARGS)
-	$(BIN)/python -m benchmark.report
+	$(BIN)/python -m benchmark.pages
 
 bench-cpu: $(BENCH) $(BUILT) ## Measure tokens a second on this processor beside llama.cpp and others: make bench-cpu [ARGS="--shapes S --formats int8"]
 	$(BIN)/python -m benchmark.cpu.run $(ARGS)
-	$(BIN)/python -m benchmark.report
+	$(BIN)/python -m benchmark.pages
 
 gpu-check: $(SERVE) $(BUILT) ## Check kernels, graphs and server on this machine's GPU (exit code 3: there is none): make gpu-check [ARGS="--json FILE"]
 	$(BIN)/python -m textgen.gpu check $(ARGS)
 
 gpu-bench: $(BENCH) $(BUILT) ## Measure this machine's GPU, beside torch, flash-attn and Transformers: make gpu-bench [ARGS="--minutes 9 --resume"]
 	$(BIN)/python -m benchmark.gpu.run $(ARGS)
-	$(BIN)/python -m benchmark.report
+	$(BIN)/python -m benchmark.pages
 
-bench-report: $(BENCH) ## Write docs/performance.md from the results of all benchmarks
-	$(BIN)/python -m benchmark.report
+bench-report: $(BENCH) ## Write docs/performance.md and the tables of docs/cpu.md from the results of all benchmarks
+	$(BIN)/python -m benchmark.pages
 
 docs-models: $(SERVE) ## Write docs/models.md from the families
 	$(BIN)/python -m textgen.models.docs > docs/models.md

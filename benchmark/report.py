@@ -1,8 +1,7 @@
 """What every benchmark writes and how it is shown.
 
 A benchmark fills a `Report`: what ran where and when, and rows that compare us with a peer under a bar. `save` writes
-``benchmark/results/NAME-DEVICE.json`` and a plot beside it; ``make bench-report`` turns all of them into
-``docs/performance.md``.
+``benchmark/results/NAME-DEVICE.json`` and a plot beside it; `pages.py` shows all of them.
 
 A row: ``case``, ``metric``, ``unit``; ``ours``; ``peer``, ``peer_version`` and ``theirs`` where there is a peer;
 ``ratio``, ours over theirs; ``bar``, such as ``ratio <= 1.3`` or ``ours < 60``; ``holds``, computed from the bar and
@@ -17,27 +16,18 @@ import operator
 import os
 import platform
 import re
-import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmark" / "results"
-PAGE = ROOT / "docs" / "performance.md"
 
 # AMD's with AVX-512, by their family.
 GENERATIONS = {"25": "Zen 4", "26": "Zen 5"}
 
 _BAR = re.compile(r"(ours|ratio) (<=|<|>=|>|==) (\d+(?:\.\d+)?)")
 _HOLDS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
-_INTRODUCTION = """\
-# Performance
-
-Measured with `make bench-*`, written by `make bench-report` from `benchmark/results/`; `benchmark/README.md` says how.
-A ratio compares two programs within one run on one machine: it travels to other machines, an absolute number does not.
-"""
 
 
 class ReportError(ValueError):
@@ -208,33 +198,3 @@ def _share(value: float, sign: str, limit: float) -> float:
     if under == 0:
         return 1.0 if over == 0 else 10.0
     return over / under
-
-
-def page(reports: Iterable[Report], folder: Path = RESULTS) -> str:
-    """`docs/performance.md`: a section for each report, with its table and its plots."""
-    parts = [_INTRODUCTION]
-    for report in reports:
-        versions = ", ".join(f"{name} {version}" for name, version in sorted(report.versions.items()))
-        parts.append(f"## {report.name}: {report.device}\n")
-        parts.append(f"`{report.command}`, {report.date}. {versions}.\n")
-        parts.append(table(report) + "\n")
-        parts.extend(f"- {note}" for note in report.notes)
-        if report.notes:
-            parts.append("")
-        images = sorted(folder.glob(f"{report.stem}*.png"))
-        parts.extend(f"![{report.name}](../{image.relative_to(ROOT).as_posix()})\n" for image in images)
-    return "\n".join(parts)
-
-
-def main() -> None:
-    """Write the page from all results."""
-    try:
-        reports = [load(path) for path in sorted(RESULTS.glob("*.json"))]
-        PAGE.write_text(page(reports), encoding="utf-8")
-    except (ReportError, TypeError, KeyError, json.JSONDecodeError) as error:
-        sys.exit(f"error: {error}")
-    print(f"{PAGE.relative_to(ROOT)}: {len(reports)} reports, {sum(len(report.rows) for report in reports)} rows")
-
-
-if __name__ == "__main__":
-    main()

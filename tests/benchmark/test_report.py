@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmark.report import RESULTS, Report, ReportError, Row, load, number, page, plot, processor_name, table
+from benchmark.pages import DOCS, TABLES, fill, page
+from benchmark.report import RESULTS, Report, ReportError, Row, load, number, plot, processor_name, table
 
 
 def report(*rows: Row) -> Report:
@@ -99,3 +101,32 @@ def test_numbers_are_short() -> None:
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_committed_results_can_be_read(path: Path) -> None:
     assert load(path).rows
+
+
+def test_a_machines_line_has_the_nearest_peer_of_each_case() -> None:
+    rows = [
+        Row("S, int8, one stream", "decode", "tokens/s", 30, "near", "1", 20, "ratio >= 1.4"),
+        Row("S, int8, one stream", "decode", "tokens/s", 30, "far", "1", 3),
+        Row("S, int8, prompt of 512", "prompt", "tokens/s", 90, "near", "1", 100, "ratio >= 1.3"),
+        Row("S, int8", "memory at most", "MiB", 10, "large", "1", 50),
+        Row("S, int8", "memory at most", "MiB", 10, "small", "1", 8),
+        Row("S, int4, one stream", "decode", "tokens/s", 30, "near", "1", 40),
+    ]
+    marks = [f"<!-- {side}{name} -->\n" for name in TABLES for side in ("", "end of ")]
+    text = "\n".join(("# A page\n", *marks, "and more"))
+    ours = replace(report(*rows), name="cpu-S")
+    filled = fill(text, [report(), ours])
+    lines = [line for line in filled.splitlines() if "Some CPU" in line]
+    assert lines == [
+        "| S, int4 | Some CPU, 2 cores | 0.75 |  |  |  |  |  |  |",
+        "| S, int8 | Some CPU, 2 cores | **1.50** |  |  | 0.90 |  | 1.25 |  |",
+    ]
+    assert fill(filled, [report(), ours]) == filled and filled.endswith("and more")
+    with pytest.raises(ReportError, match="no place for the table of bench-serving"):
+        fill(text.replace(marks[-1], ""), [ours])
+
+
+def test_committed_pages_are_what_the_results_give() -> None:
+    reports = [load(path) for path in sorted(RESULTS.glob("*.json"))]
+    beside, whole = ((DOCS / name).read_text(encoding="utf-8") for name in ("cpu.md", "performance.md"))
+    assert (fill(beside, reports), page(reports)) == (beside, whole), "make bench-report writes them"
