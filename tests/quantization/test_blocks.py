@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
+from typing import Any, cast
 
 import gguf
 import msgspec
@@ -20,6 +22,8 @@ from tests.seeds import fresh_seed
 from textgen.gguf.index import NAME, Index, StoredTensor
 from textgen.gguf.unpack import unpack
 from textgen.launcher.checkpoint import read_checkpoint
+from textgen.layers.expert_weights import ExpertMatrices
+from textgen.layers.experts import Experts
 from textgen.layers.weight import DenseWeight, LoadContext, Part
 from textgen.models.decoder import Decoder
 from textgen.models.gguf_source import GgufFiles
@@ -34,6 +38,7 @@ from textgen.quantization.blocks import KINDS, BlockFormat, BlockWeight, Stacked
 from textgen.quantization.formats import BLOCK_BYTES, block_bytes
 
 WIDTH = 512
+GATES = {"blk.0.ffn_gate_exps.weight": "Q5_K"}
 SCALES = {"Q6_K": (208,), "Q4_0": (0,), "Q8_0": (0,)}  # where a block's float16 scales lie; of the others (0, 2)
 
 
@@ -116,11 +121,17 @@ def test_columns_of_blocks_become_numbers(tmp_path: Path) -> None:
     assert torch.equal(weight.values, torch.from_numpy(gguf.dequantize(raw, Kind.Q4_K))[:, 100:200])
 
 
-def blocked(folder: Path) -> Path:
-    """A tiny Llama out of a GGUF file whose matrices are blocks of many types."""
+def blocked(folder: Path, architecture: str = "llama") -> Path:
+    """A tiny model out of a GGUF file whose matrices are blocks of many types.
+
+    Gates of the first layer's experts, if there are any, are in other blocks than what they gate.
+    """
+    mixture: dict[str, Any] = {}
+    if "moe" in architecture:
+        mixture = {"moe_intermediate_size": 256, "decoder_sparse_step": 1, "mlp_only_layers": []}
     _, path = write(
-        CASES["llama"], folder, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=64, num_hidden_layers=2,
+        CASES[architecture], folder, hidden_size=256, intermediate_size=512, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, num_hidden_layers=2, **mixture,
     )  # fmt: skip
     made = unpack(path)
     index = msgspec.json.decode((made / NAME).read_bytes(), type=Index)
@@ -130,10 +141,11 @@ def blocked(folder: Path) -> Path:
     blocks = folder / "blocks"
     with blocks.open("wb") as file:
         for name, tensor in index.tensors.items():
-            if len(tensor.shape) != 2 or not name.startswith("blk."):
+            if len(tensor.shape) < 2 or not name.startswith("blk.") or name.endswith("ffn_gate_inp.weight"):
                 continue
             kind = "Q6_K" if name.endswith("attn_v.weight") else kinds.choice(list(KINDS))
-            raw = random_blocks(rng, kind, *tensor.shape)
+            kind = GATES.get(name, "Q4_K" if "ffn_gate_exps" in name or "ffn_up_exps" in name else kind)
+            raw = random_blocks(rng, kind, math.prod(tensor.shape[:-1]), tensor.shape[-1])
             file.write(raw.tobytes())
             tensors[name] = StoredTensor(str(blocks), offset, kind, tensor.shape)
             offset += raw.nbytes
@@ -141,9 +153,39 @@ def blocked(folder: Path) -> Path:
     return made
 
 
+def experts_of(model: Decoder) -> list[tuple[ExpertMatrices, ExpertMatrices]]:
+    mlps = [cast(Any, layer.block).mlp for layer in model.layers]
+    return [(mlp.up, mlp.down) for mlp in mlps if isinstance(mlp, Experts)]
+
+
 @torch.inference_mode()
-def test_a_plan_multiplies_blocks_as_torch_does(tmp_path: Path) -> None:
-    model = load_model(blocked(tmp_path), torch.float32, CPU, Parallel(), select_ops(), format=BlockFormat())
+def test_experts_are_blocks_too(tmp_path: Path) -> None:
+    """But where a file has gates in other blocks than what they gate: then both are numbers."""
+    made = blocked(tmp_path, "qwen3moe")
+    model = load_model(made, torch.float32, CPU, Parallel(), select_ops(), format=BlockFormat())
+    exact = load_model(made, torch.float32, CPU, Parallel(), select_ops())
+    assert isinstance(model, Decoder) and isinstance(exact, Decoder)
+    kinds = [[{type(each) for each in matrices.each} for matrices in both] for both in experts_of(model)]
+    assert kinds == [[{DenseWeight}, {BlockWeight}], [{BlockWeight}, {BlockWeight}]]
+    for ours, theirs in zip(experts_of(model), experts_of(exact), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            for weight, numbers in zip(one.each, other.each, strict=True):
+                assert isinstance(numbers, DenseWeight)
+                made_of = weight.numbers() if isinstance(weight, BlockWeight) else weight.values  # type: ignore[attr-defined]
+                torch.testing.assert_close(made_of, numbers.values)
+    x, ends, bias = torch.randn(7, 256), torch.tensor([0, 3, 3, 4, 7, 7]), torch.randn(6, 512)
+    sources = torch.tensor([3, 1, 0, 2, 6, 6, 5], dtype=torch.int32)
+    one, other = experts_of(model)[1][0], experts_of(exact)[1][0]
+    expected = other.multiply(x, ends.int(), bias, sources)
+    assert (one.multiply(x, ends, bias, sources) - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
+@torch.inference_mode()
+def test_a_plan_multiplies_blocks_as_torch_does(architecture: str, tmp_path: Path) -> None:
+    model = load_model(
+        blocked(tmp_path, architecture), torch.float32, CPU, Parallel(), select_ops(), format=BlockFormat()
+    )
     assert isinstance(model, Decoder)
     recording, expected = record(model), logits(model, 7)
     for each in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording, threads=2)):
@@ -159,9 +201,10 @@ def test_a_block_takes_the_bytes_that_the_launcher_plans_with(kind: str) -> None
     assert size == BLOCK_BYTES[kind] * 32 * WIDTH
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
 @torch.inference_mode()
-def test_the_launcher_counts_blocks_as_they_are_kept(tmp_path: Path) -> None:
-    made = blocked(tmp_path)
+def test_the_launcher_counts_blocks_as_they_are_kept(architecture: str, tmp_path: Path) -> None:
+    made = blocked(tmp_path, architecture)
     model = load_model(made, torch.float32, CPU, Parallel(), select_ops(), format=BlockFormat())
     assert isinstance(model, Decoder)
     recording, checkpoint = record(model), read_checkpoint(made)
@@ -171,6 +214,7 @@ def test_the_launcher_counts_blocks_as_they_are_kept(tmp_path: Path) -> None:
         for each in program.instructions
         if isinstance(each, Multiply)
     ]
+    weights += [one for both in experts_of(model) for matrices in both for one in matrices.each]
     parts = [part for each in weights for part in (each.parts if isinstance(each, StackedWeight) else (each,))]
     own = kernels()
     taken = sum(own.memory(own.weight(*form_of(part)))[1] for part in parts)

@@ -24,6 +24,7 @@ from textgen.parallel import Parallel
 from textgen.quantization.blocks import BlockFormat
 from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
 from textgen.quantization.integers import Int4Format, Int8Format
+from textgen.quantization.stored import DeferredFormat, StoredFormat
 
 
 def start(folder: Path, form: WeightFormat, cache: WeightsCache) -> torch.Tensor:
@@ -33,6 +34,21 @@ def start(folder: Path, form: WeightFormat, cache: WeightsCache) -> torch.Tensor
     made = planned(record(model))
     cache.commit()
     return logits(made, 3)
+
+
+@pytest.mark.parametrize("form", [StoredFormat(), DeferredFormat(Int8Format()), DeferredFormat(Int4Format(32))])
+def test_experts_are_mapped_too(form: WeightFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path / "m", "Qwen3MoeForCausalLM", fresh_seed(), decoder_sparse_step=1, mlp_only_layers=[])
+    first = start(tmp_path / "m", form, WeightsCache(tmp_path / "cache", "one"))
+    cache, viewed, view = WeightsCache(tmp_path / "cache", "one"), list[str](), WeightFiles.view
+
+    def noted(files: WeightFiles, part: Part, dtype: torch.dtype) -> torch.Tensor | None:
+        viewed.append(part.name)
+        return view(files, part, dtype)
+
+    monkeypatch.setattr(WeightFiles, "view", noted)
+    assert torch.equal(start(tmp_path / "m", form, cache), first)
+    assert not viewed
 
 
 @pytest.mark.parametrize("form", [DenseFormat(), Int8Format(), Int4Format(32)])

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.launcher.folders import make_folder
+from tests.models.tiny import make_model
 from tests.seeds import fresh_seed
+from textgen.launcher.checkpoint import read_checkpoint
 from textgen.launcher.model import resolve
 from textgen.layers.weight import DenseWeight
-from textgen.quantization.formats import weight_bytes
+from textgen.models.config import read_config
+from textgen.models.registry import describe
+from textgen.quantization.formats import gpu_weight_bytes, weight_bytes
 from textgen.quantization.integers import Int4Format, Int4Weight, Int8Format, Int8Weight
 from textgen.quantization.rows import quantize_rows
 
@@ -73,16 +78,21 @@ def test_outputs_in_another_order(form: Int8Format | Int4Format) -> None:
     assert torch.equal(DenseWeight(w).reordered(order).values, w[order])
 
 
-def test_bytes_of_a_model_are_those_of_its_weights(tmp_path: object) -> None:
+def test_bytes_of_a_model_are_those_of_its_weights(tmp_path: Path) -> None:
     """What the launcher plans with, against what is made of matrices of the same sizes."""
-    model = resolve(str(make_folder(tmp_path / "m")))  # type: ignore[operator]
+    model = resolve(str(make_folder(tmp_path / "m")))
     spec, parameters = model.spec, model.checkpoint.parameters
     assert weight_bytes(spec, parameters, 2, None) == 2 * parameters
     int8, int4 = (weight_bytes(spec, parameters, 2, name) for name in ("int8", "int4"))
     assert int4 < int8 < 2 * parameters + spec.vocab_size * spec.hidden_size
     tied = replace(spec, tied_head=True)
-    apart = weight_bytes(tied, parameters, 2, "int8", looked_up=False)
+    apart = gpu_weight_bytes(tied, parameters, 2, "int8", 0)
     assert apart - weight_bytes(tied, parameters, 2, "int8") == 2 * spec.vocab_size * spec.hidden_size
+    make_model(tmp_path / "e", "Qwen3MoeForCausalLM", hidden_size=64, moe_intermediate_size=512)
+    mixture, _ = describe(read_config(tmp_path / "e"))
+    numbers = read_checkpoint(tmp_path / "e").parameters
+    sizes = [weight_bytes(mixture, numbers, 2, form) for form in (None, "int8", "int4")]
+    assert sizes[0] > 1.7 * sizes[1] > 2.5 * sizes[2], "most of its numbers are experts'"
     matrix = drawn(256, 512)
     assert Int8Format().of(matrix).nbytes <= matrix.numel() * (1 + 4 / 256)  # type: ignore[attr-defined]
     assert Int4Format(32).of(matrix).nbytes == matrix.numel() * (0.5 + 2 / 32)  # type: ignore[attr-defined]

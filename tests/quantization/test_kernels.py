@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from tests.ops.cuda.conftest import BUILT
 from tests.ops.cuda.host_device import COMPILER, HostDevice
 from tests.seeds import fresh_seed
 from textgen.launcher.checkpoint import read_checkpoint
+from textgen.layers.expert_weights import GroupedMatrices
 from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.models.decoder import Decoder
 from textgen.models.load import load_model
@@ -33,7 +34,7 @@ from textgen.quantization.kernels import KernelWeight, kernel_format
 from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.packed4 import Int4ZerosWeight
 
-from .test_packed4 import quantized
+from .test_packed4 import MIXTURE, quantized
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is missing")
 BF16 = torch.bfloat16
@@ -51,7 +52,7 @@ def device(rng: random.Random) -> HostDevice:
     return HostDevice(rng.getrandbits(64), BUILT)
 
 
-class Given:
+class Given(WeightFormat):
     """A format that makes what it is given."""
 
     def __init__(self, weight: Weight) -> None:
@@ -166,6 +167,19 @@ def test_checkpoints_of_gptq_and_awq(device: HostDevice, method: str, orders: st
     ours, theirs = both(tmp_path, numbers, device)
     assert_alike(ours, theirs)
     assert "linear_few" in device.launches
+
+
+@pytest.mark.parametrize(("method", "orders"), [("gptq", "each"), ("awq", "none")])
+@torch.inference_mode()
+def test_experts_in_four_bits_become_numbers(device: HostDevice, method: str, orders: str, tmp_path: Path) -> None:
+    """One grouped product multiplies all of them."""
+    numbers = quantized(tmp_path, method, method == "gptq", orders, MIXTURE)
+    ours, theirs = both(tmp_path, numbers, device)
+    for layer, exact in zip(ours.layers, theirs.layers, strict=True):
+        for name in ("up", "down"):
+            made, dense = (getattr(cast(Any, each.block).mlp, name) for each in (layer, exact))
+            assert isinstance(made, GroupedMatrices) and torch.equal(made.values, dense.values)
+    assert_alike(ours, theirs)
 
 
 @pytest.mark.parametrize(

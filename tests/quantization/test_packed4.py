@@ -30,6 +30,7 @@ from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.packed4 import AWQ_ORDER, Int4ZerosWeight
 
 GROUP = 32
+LLAMA, MIXTURE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 
 
 def pack(values: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
@@ -38,13 +39,17 @@ def pack(values: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     return (each << torch.arange(0, 32, 4)).sum(-1).to(torch.int64).view(torch.int32)[:, ::2].contiguous()
 
 
-def quantized(folder: Path, method: str, symmetric: bool, orders: str = "none", **changes: Any) -> Path:
-    """A tiny Llama whose matrices are random numbers of four bits, and beside it the same in float32.
+def quantized(
+    folder: Path, method: str, symmetric: bool, orders: str = "none", architecture: str = LLAMA, **changes: Any
+) -> Path:
+    """A tiny model whose matrices are random numbers of four bits, and beside it the same in float32.
 
     orders: whether inputs are in groups of their own: "none", "alike" in all matrices of a size, or in "each".
     """
     torch.manual_seed(seed := fresh_seed())
-    make_model(folder, "LlamaForCausalLM", seed, hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    mixture = {"moe_intermediate_size": 96, "num_experts": 5, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    made = mixture if architecture == MIXTURE else {}
+    make_model(folder, architecture, seed, hidden_size=64, intermediate_size=96, num_attention_heads=4, **made)
     tensors, plain, shared = {}, {}, {size: torch.randperm(size) for size in (64, 96)}
     for name, weight in load_file(folder / "model.safetensors").items():
         plain[name] = weight
@@ -105,6 +110,49 @@ def test_weights_are_those_that_were_stored(method: str, symmetric: bool, tmp_pa
     expected = logits(model, 4)
     missed = (logits(planned(record(model)), 4) - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert float(missed.median()) < 5e-2  # a product gone wrong misses by all of it
+
+
+@pytest.mark.parametrize(("method", "symmetric"), [("gptq", True), ("gptq", False), ("awq", False)])
+@torch.inference_mode()
+def test_experts_stay_in_four_bits(method: str, symmetric: bool, tmp_path: Path) -> None:
+    """Also where some of them alone need no zero points."""
+    numbers, model = load(quantized(tmp_path, method, symmetric, architecture=MIXTURE)), load(tmp_path)
+    for ours, plain in zip(model.layers, numbers.layers, strict=True):
+        for name in ("up", "down"):
+            both = (getattr(cast(Any, each.block).mlp, name).each for each in (ours, plain))
+            for weight, exact in zip(*both, strict=True):
+                assert isinstance(weight, Int4Weight if symmetric else Int4ZerosWeight)
+                x = torch.randn(3, weight.inputs)
+                expected = exact.multiply(x, None)
+                assert (weight.multiply(x, None) - expected).norm() < 0.02 * expected.norm()
+    expected = logits(model, 4)
+    missed = (logits(planned(record(model)), 4) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert float(missed.median()) < 5e-2
+
+
+@torch.inference_mode()
+def test_experts_whose_inputs_are_in_an_order_become_numbers(tmp_path: Path) -> None:
+    numbers = load(quantized(tmp_path, "gptq", False, "each", MIXTURE, desc_act=True))
+    model = load(tmp_path)
+    for ours, plain in zip(model.layers, numbers.layers, strict=True):
+        for name in ("up", "down"):
+            both = (getattr(cast(Any, each.block).mlp, name).each for each in (ours, plain))
+            assert all(torch.equal(one.values, other.values) for one, other in zip(*both, strict=True))
+    expected = logits(model, 4)
+    missed = (logits(planned(record(model)), 4) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert float(missed.median()) < 5e-2
+
+
+def test_experts_of_which_some_have_zero_points_are_of_one_form(tmp_path: Path) -> None:
+    quantized(tmp_path, "gptq", False, architecture=MIXTURE)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in tensors:
+        if ".experts.3." in name and name.endswith("qzeros"):
+            tensors[name] = torch.full_like(tensors[name], 0x77777777)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    of = [each for layer in load(tmp_path).layers for each in cast(Any, layer.block).mlp.up.each]
+    assert all(isinstance(weight, Int4ZerosWeight) for weight in of)
+    assert (of[3].zeros == 8).all() and not (of[0].zeros == 8).all()
 
 
 def test_the_launcher_counts_four_bits(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _blocks(index: Index) -> Blocks | None:
     of_kinds: dict[str, int] = {}
     dense = 0
     for name, tensor in index.tensors.items():
-        known = tensor.kind in BLOCK_BYTES and len(tensor.shape) == 2
+        known = tensor.kind in BLOCK_BYTES and (len(tensor.shape) == 2 or _experts_alike(index, name))
         # A table that is the head too is there twice: rows of numbers are looked up, and blocks multiplied.
         head = name == TABLE and "output.weight" not in index.tensors
         if known and (head or not name.endswith(NUMBERS)):
@@ -107,6 +107,14 @@ def _blocks(index: Index) -> Blocks | None:
         if not known or name.endswith(NUMBERS):
             dense += tensor.numbers
     return Blocks(of_kinds, dense) if of_kinds else None
+
+
+def _experts_alike(index: Index, name: str) -> bool:
+    """Whether it is a stack of experts' matrices, and gates are in the blocks of what they gate."""
+    if not name.endswith("_exps.weight"):
+        return False
+    both = [name.replace(old, new) for old, new in (("_gate_", "_up_"), ("_up_", "_gate_"))]
+    return all(index.tensors[each].kind == index.tensors[name].kind for each in both if each in index.tensors)
 
 
 def _end(name: str) -> str:

@@ -1,48 +1,134 @@
-"""The experts' matrices, however a checkpoint stores them, as two tensors.
+"""The experts' matrices, however a checkpoint stores them: numbers of all in one tensor, or a weight for each.
 
-An expert whose neurons do not fill rows of 16 bytes gets a few more that give nothing: grouped products ask for it.
+In one tensor, an expert whose neurons do not fill rows of 16 bytes gets a few more that give nothing: grouped products
+ask for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from textgen.layers.mxfp4 import read_mxfp4
-from textgen.layers.weight import LoadContext, Part
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
 from textgen.models.names import LayerNames
 from textgen.models.spec import ExpertsSpec
+from textgen.ops import Ops
 
 ALIGNED = 8  # numbers of two bytes each
 
 
+@runtime_checkable
+class ExpertMatrices(Protocol):
+    """The same matrix of every expert."""
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def each(self) -> Sequence[Weight]: ...
+
+    def multiply(self, x: Tensor, ends: Tensor, bias: Tensor | None, sources: Tensor | None = None) -> Tensor:
+        """Rows of each expert, which end before ends [experts], times its matrix; see `Ops.grouped_linear`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedMatrices:
+    """Multiplied together. values [experts, out, in]."""
+
+    values: Tensor
+    ops: Ops
+
+    @property
+    def outputs(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def each(self) -> Sequence[Weight]:
+        return [DenseWeight(one) for one in self.values]
+
+    def multiply(self, x: Tensor, ends: Tensor, bias: Tensor | None, sources: Tensor | None = None) -> Tensor:
+        return self.ops.grouped_linear(x, self.values, ends, bias, sources)
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateMatrices:
+    """Multiplied one by one, in the format of linear layers. It asks the host how many rows each has."""
+
+    each: Sequence[Weight]
+
+    @property
+    def outputs(self) -> int:
+        return self.each[0].outputs
+
+    def multiply(self, x: Tensor, ends: Tensor, bias: Tensor | None, sources: Tensor | None = None) -> Tensor:
+        x = x if sources is None else x.index_select(0, sources)
+        y, begin = x.new_empty(len(x), self.outputs), 0
+        for expert, end in enumerate(ends.tolist()):
+            if end > begin:
+                own = None if bias is None else bias[expert]
+                y[begin:end] = self.each[expert].multiply(x[begin:end], own)
+            begin = end
+        return y
+
+
 def load_expert_weights(
-    context: LoadContext, hidden: int, experts: ExpertsSpec, names: LayerNames
-) -> tuple[Tensor, Tensor]:
-    """[experts, 2 * neurons, hidden], gates first, and [experts, hidden, neurons]: the rank's neurons of each."""
+    context: LoadContext, hidden: int, experts: ExpertsSpec, names: LayerNames, ops: Ops
+) -> tuple[ExpertMatrices, ExpertMatrices]:
+    """Of [2 * neurons, hidden], gates first, and of [hidden, neurons]: the rank's neurons of each expert."""
     mine = context.parallel.share(experts.intermediate_size, "neurons of an expert")
+    if context.format.by_expert:
+        return _load_separate(context, hidden, experts, names, mine)
     neurons = mine.stop - mine.start
     padded = _padded(neurons)
     up = torch.zeros((experts.count, 2 * padded, hidden), dtype=context.dtype, device=context.device)
     down = torch.zeros((experts.count, hidden, padded), dtype=context.dtype, device=context.device)
     for expert in range(experts.count):
         into = (up[expert, :neurons], up[expert, padded : padded + neurons], down[expert, :, :neurons])
-        _read_expert(context, expert, hidden, experts, names, mine, into)
-    return up, down
+        if _in_mxfp4(context, names):
+            for target, values in zip(into, _read_mxfp4(context, expert, hidden, experts, names, mine), strict=True):
+                target.copy_(values)
+        else:
+            for part, target in zip(_parts(expert, hidden, experts, names, mine), into, strict=True):
+                context.format.read_numbers(context, part, target)
+    return GroupedMatrices(up, ops), GroupedMatrices(down, ops)
+
+
+def _load_separate(
+    context: LoadContext, hidden: int, experts: ExpertsSpec, names: LayerNames, mine: slice
+) -> tuple[ExpertMatrices, ExpertMatrices]:
+    if not _in_mxfp4(context, names):
+        parts = [_parts(expert, hidden, experts, names, mine) for expert in range(experts.count)]
+        ups = context.format.load_experts(context, [each[:2] for each in parts])
+        downs = context.format.load_experts(context, [each[2:] for each in parts])
+        return SeparateMatrices(ups), SeparateMatrices(downs)
+    up, down = list[Weight](), list[Weight]()
+    for expert in range(experts.count):
+        values = _read_mxfp4(context, expert, hidden, experts, names, mine)
+        gate, one, back = (each.to(context.dtype) for each in values)
+        up.append(context.format.of(torch.cat((gate, one))))
+        down.append(context.format.of(back.contiguous()))
+    return SeparateMatrices(up), SeparateMatrices(down)
 
 
 def load_expert_biases(
-    context: LoadContext, hidden: int, experts: ExpertsSpec, names: LayerNames
+    context: LoadContext, hidden: int, experts: ExpertsSpec, names: LayerNames, outputs: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """[experts, 2 * neurons] and, on rank 0, [experts, hidden]. Checkpoints with neighbours or stacks may have them."""
+    """[experts, outputs], as many as the first matrices have, and, on rank 0, [experts, hidden].
+
+    Checkpoints with neighbours or stacks may have them.
+    """
     if not experts.bias:
         return None, None
     size, mine = experts.intermediate_size, context.parallel.share(experts.intermediate_size, "neurons of an expert")
     neurons = mine.stop - mine.start
-    up = torch.zeros((experts.count, 2 * _padded(neurons)), dtype=context.dtype, device=context.device)
-    gates, ups = up[:, :neurons], up[:, up.shape[1] // 2 :][:, :neurons]
+    up = torch.zeros((experts.count, outputs), dtype=context.dtype, device=context.device)
+    gates, ups = up[:, :neurons], up[:, outputs // 2 :][:, :neurons]
     stacks = names.layout.experts == "stacks"
     if stacks:
         for target, name in ((gates, names.expert_gate), (ups, names.expert_up)):
@@ -57,24 +143,24 @@ def load_expert_biases(
     return up, context.tensor(Part(down, (experts.count, hidden)))
 
 
-def _read_expert(
-    context: LoadContext,
-    expert: int,
-    hidden: int,
-    experts: ExpertsSpec,
-    names: LayerNames,
-    mine: slice,
-    into: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Gate, up and down of one expert, each into its place."""
+def _in_mxfp4(context: LoadContext, names: LayerNames) -> bool:
+    return names.layout.experts == "neighbours" and context.source.has(f"{names.expert_gate_up}_blocks")
+
+
+def _read_mxfp4(
+    context: LoadContext, expert: int, hidden: int, experts: ExpertsSpec, names: LayerNames, mine: slice
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gate, up and down of one expert."""
+    size, count = experts.intermediate_size, experts.count
+    both = read_mxfp4(context.source, names.expert_gate_up, (count, 2 * size, hidden), expert)
+    one = read_mxfp4(context.source, names.expert_down, (count, hidden, size), expert)
+    return both[::2][mine], both[1::2][mine], one[:, mine]
+
+
+def _parts(expert: int, hidden: int, experts: ExpertsSpec, names: LayerNames, mine: slice) -> Sequence[Part]:
+    """Gate, up and down of one expert."""
     size, count = experts.intermediate_size, experts.count
     gate_up, down = names.expert_gate_up, names.expert_down
-    if names.layout.experts == "neighbours" and context.source.has(f"{gate_up}_blocks"):
-        both = read_mxfp4(context.source, gate_up, (count, 2 * size, hidden), expert)
-        one = read_mxfp4(context.source, down, (count, hidden, size), expert)
-        for target, values in zip(into, (both[::2][mine], both[1::2][mine], one[:, mine]), strict=True):
-            target.copy_(values)
-        return
     match names.layout.experts:
         case "each" | "stacks":  # names of stacks have no place for a number
             gate_up_parts = [
@@ -94,9 +180,8 @@ def _read_expert(
                 for place in (0, 1)
             ]
             down_part = Part(down, (hidden, size), columns=mine, transposed=True)
-    for part, target in zip((*gate_up_parts, down_part), into, strict=True):
-        each = names.layout.experts == "each"
-        context.source.read(part if each else replace(part, index=expert, stacked=count), target)
+    parts = (*gate_up_parts, down_part)
+    return parts if names.layout.experts == "each" else [replace(part, index=expert, stacked=count) for part in parts]
 
 
 def _padded(neurons: int) -> int:

@@ -1,6 +1,7 @@
 """A mixture of experts: tokens sorted by expert, then one grouped product for all experts.
 
-Nothing of it asks the host, and each token's sum has its own order: a step can be captured, and gives the same twice.
+Nothing of it asks the host, but where each expert's matrix is a weight of its own, and each token's sum has its own
+order: a step can be captured, and gives the same twice.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from textgen.layers.expert_weights import load_expert_biases, load_expert_weights
+from textgen.layers.expert_weights import ExpertMatrices, load_expert_biases, load_expert_weights
 from textgen.layers.mlp import Mlp, load_mlp
 from textgen.layers.router import Router, load_router
 from textgen.layers.weight import LoadContext, Part
@@ -39,8 +40,8 @@ class Experts:
 
     spec: ExpertsSpec
     router: Router
-    up: Tensor  # [experts, 2 * neurons, hidden], gates first
-    down: Tensor  # [experts, hidden, neurons]
+    up: ExpertMatrices  # [2 * neurons, hidden], gates first
+    down: ExpertMatrices  # [hidden, neurons]
     up_bias: Tensor | None  # [experts, 2 * neurons]
     down_bias: Tensor | None  # [experts, hidden], of one rank
     shared: Shared | None
@@ -51,16 +52,16 @@ class Experts:
         """[tokens, hidden]."""
         weights, chosen = self.router(x)
         ops, (sources, places, ends) = self.ops, self.ops.group_rows(chosen, self.spec.count)
-        inner = ops.grouped_linear(x, self.up, ends, self.up_bias, sources)
+        inner = self.up.multiply(x, ends, self.up_bias, sources)
         inner = ops.activate_gated(inner, self.spec.activation)
-        y = ops.grouped_linear(inner, self.down, ends, self.down_bias)
+        y = self.down.multiply(inner, ends, self.down_bias)
         out = self.reduce.all_reduce(ops.weighted_sum(y, places, weights))
         return out if self.shared is None else out.add_(self.shared(x))
 
 
 def load_experts(context: LoadContext, spec: DecoderSpec, experts: ExpertsSpec, names: LayerNames, ops: Ops) -> Experts:
-    up, down = load_expert_weights(context, spec.hidden_size, experts, names)
-    up_bias, down_bias = load_expert_biases(context, spec.hidden_size, experts, names)
+    up, down = load_expert_weights(context, spec.hidden_size, experts, names, ops)
+    up_bias, down_bias = load_expert_biases(context, spec.hidden_size, experts, names, up.outputs)
     return Experts(
         spec=experts,
         router=load_router(context, spec, experts, names, ops),

@@ -172,6 +172,19 @@ class WeightFormat(Protocol):
 
     def tied(self, context: LoadContext, part: Part) -> Tied: ...
 
+    @property
+    def by_expert(self) -> bool:
+        """Whether each expert's matrix becomes a weight of its own. Else all of them are numbers in one tensor."""
+        return True
+
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
+        """The same matrix of every expert, all in one form."""
+        return [self.load(context, parts) for parts in experts]
+
+    def read_numbers(self, context: LoadContext, part: Part, into: Tensor) -> None:
+        """What a matrix stands for, into a tensor of the part's kept shape."""
+        context.source.read(part, into)
+
 
 @runtime_checkable
 class WrappingFormat(WeightFormat, Protocol):
@@ -204,10 +217,14 @@ class DenseWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseFormat:
+class DenseFormat(WeightFormat):
     """As they are multiplied."""
 
     product: Product = F.linear
+
+    @property
+    def by_expert(self) -> bool:
+        return False
 
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         return DenseWeight(context.tensor(*parts), self.product)

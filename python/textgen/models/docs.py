@@ -72,7 +72,8 @@ Weights in 8-bit floating point (`quant_method` `fp8`, by blocks as DeepSeek's a
 `compressed-tensors` in the formats `float-quantized` and `naive-quantized`, by matrix, row or block) become numbers of
 the server's `--dtype` as they are read: they take the memory of the unquantized model. On a GPU those of linear layers
 stay in 8 bits (scales by blocks of 32 inputs or a multiple of 64), and experts do not. gpt-oss keeps MXFP4 for its
-experts. 4-bit weights of GPTQ and AWQ (groups of 32, 64 or 128) stay as they are. Any other method (bitsandbytes,
+experts. 4-bit weights of GPTQ and AWQ (groups of 32, 64 or 128) stay as they are, but for experts on a GPU, which
+become numbers of `--dtype`. Any other method (bitsandbytes,
 integers) is refused by its name.
 
 ## Rotary forms

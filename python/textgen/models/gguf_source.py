@@ -187,12 +187,13 @@ class GgufFiles:
             place is None
             or place.kind not in KINDS
             or not whole
-            or _significant(place.shape) != _significant(part.shape)
+            or _significant(place.shape) != _significant(part.stored)
         ):
             return None
         self._read.add(part.name)
         rows, size = range(part.shape[0])[part.rows], place.row_bytes
-        data = self._data[place.file][place.offset : place.offset + part.shape[0] * size].reshape(-1, size)
+        first = place.offset + part.index * part.shape[0] * size
+        data = self._data[place.file][first : first + part.shape[0] * size].reshape(-1, size)
         self._progress.update(len(rows) * size)
         # A copy: the file is let go when all is read.
         found = torch.from_numpy(np.array(data[rows.start : rows.stop : rows.step]))

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.quantization.integers import multiply_groups
 
 KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
@@ -100,7 +100,7 @@ class StackedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFormat:
+class BlockFormat(WeightFormat):
     """Blocks as they are stored where the source has them; what has none is dense."""
 
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
@@ -113,6 +113,13 @@ class BlockFormat:
             else:
                 made[-1] = joined
         return made[0] if len(made) == 1 else StackedWeight(tuple(made))
+
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
+        """Numbers where a file has gates in other blocks than what they gate."""
+        loaded = [self.load(context, parts) for parts in experts]
+        if not any(isinstance(each, StackedWeight) for each in loaded):
+            return loaded
+        return [DenseWeight(context.tensor(*parts)) for parts in experts]
 
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values)

@@ -31,7 +31,7 @@ from textgen.quantization.stored import looks_up
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of the packed layout: rises when `csrc/cpu/src/weight.cpp` changes it
+VERSION = 2  # of what is packed, and how: rises when `csrc/cpu/src/weight.cpp` changes it
 PAGE = mmap.PAGESIZE
 FILES = ("*.safetensors", "*.json", "*.gguf")
 
@@ -217,7 +217,7 @@ class KeptWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedFormat:
+class CachedFormat(WeightFormat):
     """What another format makes, by way of the cache."""
 
     inner: WeightFormat
@@ -231,6 +231,20 @@ class CachedFormat:
         if (mapped := self._mapped(key)) is None:
             return self._kept(key, self.inner.load(context, parts))
         for part in parts:
+            context.source.skip(part)
+        return mapped
+
+    @property
+    def by_expert(self) -> bool:
+        return self.inner.by_expert
+
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
+        keys = [_key(parts) for parts in experts]
+        mapped = [found for key in keys if (found := self._mapped(key)) is not None]
+        if len(mapped) < len(keys):
+            loaded = self.inner.load_experts(context, experts)
+            return [self._kept(key, weight) for key, weight in zip(keys, loaded, strict=True)]
+        for part in (part for parts in experts for part in parts):
             context.source.skip(part)
         return mapped
 

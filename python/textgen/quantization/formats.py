@@ -64,20 +64,25 @@ def _one_of(names: Sequence[str], refused: Mapping[str, str], value: str) -> str
     raise ValueError(f"must be one of {', '.join(names)}{why}")
 
 
-def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None, *, looked_up: bool = True) -> int:
+def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None) -> int:
     """What the weights take: `parameters` numbers of `size` bytes each, but for those that are quantized.
 
-    Embeddings and experts keep the model's type. A tied head is a quantized copy of the embedding; of 8 bits it is the
-    embedding too, where that is looked up in it.
+    Embeddings and what chooses experts keep the model's type. A tied head is a quantized copy of the embedding; of 8
+    bits it is the embedding too, which is looked up in it.
     """
+    return _weight_bytes(spec, parameters, size, quantize, gpu=False)
+
+
+def _weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None, gpu: bool) -> int:
+    """A GPU looks nothing up in a head, and has experts in the model's type."""
     if quantize is None:
         return parameters * size
     table = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
-    shared = looked_up and spec.tied_head and quantize == "int8"
+    shared = not gpu and spec.tied_head and quantize == "int8"
     kept = (0 if shared else table) + (0 if spec.positions is None else spec.positions.rows * spec.hidden_size)
     for layer in spec.layers:
         if isinstance(layer.mlp, ExpertsSpec):
-            kept += layer.mlp.count * (3 * layer.mlp.intermediate_size + 1) * spec.hidden_size
+            kept += layer.mlp.count * (3 * layer.mlp.intermediate_size * gpu + 1) * spec.hidden_size
     kept = min(kept, parameters)
     quantized = parameters - kept + (table if spec.tied_head and not shared else 0)
     return kept * size + int(quantized * BYTES[quantize])
@@ -87,7 +92,7 @@ def gpu_weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: st
     """As `weight_bytes`, on a GPU: of `scaled` numbers that are stored in 8-bit floating point, those of linear layers
     stay so. Experts, and what latent attention makes keys and values of, keep the model's type."""
     if quantize is not None or not scaled:
-        return weight_bytes(spec, parameters, size, quantize, looked_up=False)
+        return _weight_bytes(spec, parameters, size, quantize, gpu=True)
     latent, dense = spec.attention.latent, 0
     for layer in spec.layers:
         if isinstance(layer.mlp, ExpertsSpec):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import HeadTable, LoadContext, Part, Tied, Weight
+from textgen.layers.weight import HeadTable, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.quantization.rows import quantize_rows
 
 LEAST4, MOST4 = -8, 7
@@ -79,19 +79,22 @@ class Int4Weight:
         """[rows, in] int8, from -8 to 7."""
         return nibbles(self.pairs[rows]).sub_(8)
 
+    def numbers(self) -> Tensor:
+        """[out, in] float32."""
+        values = self.unpacked(slice(None)).view(self.outputs, -1, self.group)
+        return (values.float() * self.scales.float()[..., None]).flatten(1)
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x is quantized group by group of each row."""
-        values = self.unpacked(slice(None)).view(self.outputs, -1, self.group)
-        weights = (values.float() * self.scales.float()[..., None]).flatten(1)
-        return multiply_groups(x, weights, self.group, bias)
+        return multiply_groups(x, self.numbers(), self.group, bias)
 
     def reordered(self, order: Tensor) -> Int4Weight:
         return Int4Weight(self.pairs.index_select(0, order), self.scales.index_select(0, order), self.group)
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Format:
-    """Every matrix of a linear layer as `Int8Weight`."""
+class Int8Format(WeightFormat):
+    """Every matrix of a linear layer, and of an expert, as `Int8Weight`."""
 
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         return self.of(context.tensor(*parts))
@@ -112,8 +115,9 @@ class Int8Format:
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Format:
-    """Every matrix of a linear layer as `Int4Weight`; those whose inputs no group divides as `Int8Weight`."""
+class Int4Format(WeightFormat):
+    """Every matrix of a linear layer, and of an expert, as `Int4Weight`; those whose inputs no group divides as
+    `Int8Weight`."""
 
     group: int = 32
 

@@ -59,11 +59,19 @@ class KernelWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelFormat:
+class KernelFormat(WeightFormat):
     """What another format makes, packed for the kernels of a GPU; what is dense or has no kernel stays as it is."""
 
     inner: WeightFormat
     linears: Linears | None = field(repr=False)
+
+    @property
+    def by_expert(self) -> bool:
+        """Not for a GPU: one grouped product multiplies all experts' numbers, and asks the host nothing."""
+        return False
+
+    def read_numbers(self, context: LoadContext, part: Part, into: Tensor) -> None:
+        self.inner.read_numbers(context, part, into)
 
     def around(self, inner: WeightFormat) -> KernelFormat:
         return KernelFormat(inner, self.linears)

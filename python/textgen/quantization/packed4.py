@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight
+from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.models.errors import ModelError
 from textgen.models.packed4_config import Packed4
 from textgen.quantization.blocks import StackedWeight
@@ -85,7 +85,7 @@ class _Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed4Format:
+class Packed4Format(WeightFormat):
     """Matrices that the checkpoint has in four bits stay so; the others are dense."""
 
     stored: Packed4
@@ -116,6 +116,31 @@ class Packed4Format:
         symmetric = bool((zeros == MIDDLE).all())
         weight: Weight = Int4Weight(pairs, scales, group) if symmetric else Int4ZerosWeight(pairs, scales, zeros, group)
         return weight if order is None else OrderedWeight(weight, order)
+
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
+        """All with zero points where one has any but the middle; numbers where inputs are in orders of their own."""
+        loaded = [self.load(context, parts) for parts in experts]
+        if any(isinstance(each, OrderedWeight | StackedWeight) for each in loaded):
+            return [self._dense(context, parts) for parts in experts]
+        if not any(isinstance(each, Int4ZerosWeight) for each in loaded):
+            return loaded
+        return [_with_zeros(each) if isinstance(each, Int4Weight) else each for each in loaded]
+
+    def _dense(self, context: LoadContext, parts: Sequence[Part]) -> DenseWeight:
+        whole = torch.empty(sum(part.kept[0] for part in parts), parts[0].kept[1], dtype=context.dtype)
+        for part, target in zip(parts, whole.split([part.kept[0] for part in parts]), strict=True):
+            self.read_numbers(context, part, target)
+        return DenseWeight(whole)
+
+    def read_numbers(self, context: LoadContext, part: Part, into: Tensor) -> None:
+        weight = self.load(context, [part])
+        match weight:
+            case Int4Weight() | Int4ZerosWeight():
+                into.copy_(weight.numbers())
+            case OrderedWeight(of=Int4Weight() | Int4ZerosWeight() as of, order=order):
+                into.copy_(of.numbers()[:, order.argsort()])
+            case DenseWeight(values=values):
+                into.copy_(values)
 
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values)
@@ -149,6 +174,11 @@ class Packed4Format:
         pairs = values[:, ::2] | values[:, 1::2] << 4
         cut = (within, part.rows)
         return _Matrix(pairs, scales[cut].t().contiguous(), zeros[cut].t().contiguous(), order)
+
+
+def _with_zeros(weight: Int4Weight) -> Int4ZerosWeight:
+    zeros = torch.full(weight.scales.shape, MIDDLE, dtype=torch.uint8)
+    return Int4ZerosWeight(weight.pairs, weight.scales, zeros, weight.group)
 
 
 def _order(name: str, index: Tensor, group: int) -> Tensor | None:

@@ -75,6 +75,10 @@ class StoredWeight:
 class StoredFormat(DenseFormat):
     """For weights that are packed as soon as they are loaded: views where the file has them as they are multiplied."""
 
+    @property
+    def by_expert(self) -> bool:
+        return True
+
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         return _viewed(context, parts) or DenseFormat.load(self, context, parts)
 
@@ -131,7 +135,7 @@ class DeferredWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class DeferredFormat:
+class DeferredFormat(WeightFormat):
     """Another format's, of weights that are packed as soon as they are loaded."""
 
     inner: ByRows

@@ -14,9 +14,21 @@ from textgen.ops.cpu.library import Handle
 
 from .native import EXPERTS, NORMALIZED, ROUTE, SWITCH, Native, Step
 from .test_rows import FORMS, KINDS, assert_near, wider
-from .weights import Matrix, kernels_of, packed
+from .weights import (
+    BLOCKS,
+    INT4_GROUPS,
+    INT4_ZEROS,
+    INT8,
+    INT8_GROUPS,
+    Q6_K,
+    Matrix,
+    kernels_of,
+    packed,
+    random_matrix,
+)
 
 SCORES = ("softmax", "chosen", "sigmoid")
+FEW_BITS = [(INT8, 0), (INT8_GROUPS, 32), (INT4_GROUPS, 64), (INT4_ZEROS, 32), *((form, 0) for form in BLOCKS)]
 
 
 @pytest.mark.parametrize("groups", [1, 4])
@@ -91,6 +103,34 @@ def test_the_sum_of_experts(native: Native, rng: random.Random, dtype: torch.dty
     # What each product and the activation lose in bfloat16 is some 2^-8 of numbers of about 1.
     bound = 2**-4 if dtype == torch.bfloat16 else 2e-5
     torch.testing.assert_close(y.double(), exact, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+@pytest.mark.parametrize(("form", "group"), FEW_BITS)
+def test_experts_of_few_bits(native: Native, rng: random.Random, form: int, group: int, tokens: int) -> None:
+    """What goes down may be of another form than what goes up. Rows are quantized before each product."""
+    form_down, group_down = rng.choice([(form, group), (Q6_K, 0), (INT8, 0)])
+    count, top, unit = rng.choice([4, 8]), rng.randint(1, 4), 256
+    ins, neurons, outs = unit * rng.randint(1, 2), unit, rng.choice([7, 48, 300])
+    up = [random_matrix(rng, form, 2 * neurons, ins, group) for _ in range(count)]
+    down = [random_matrix(rng, form_down, outs, neurons, group_down) for _ in range(count)]
+    x, shares = torch.randn(tokens, ins), torch.rand(tokens, top)
+    chosen = torch.stack([torch.randperm(count)[:top] for _ in range(tokens)]).int()
+    kernels = kernels_of(native.isa)
+    assert kernels is not None
+    handles = [[packed(kernels, one, rng) for one in matrices] for matrices in (up, down)]
+    tables = [torch.tensor([handle.address for handle in column]) for column in handles]
+    y = torch.empty(tokens, outs)
+    args = {0: 0, 1: 1, 2: 2, 3: 3, 4: count, 5: tables[0].data_ptr(), 6: tables[1].data_ptr()}
+    native.run((EXPERTS, args, {}, 0), [x, y, chosen, shares], Step(tokens))
+    exact = torch.zeros(tokens, outs, dtype=torch.float64)
+    for row in range(tokens):
+        for share, expert in zip(shares[row].double(), chosen[row].tolist(), strict=True):
+            inner = reference.activate_gated(up[expert].product(x[row : row + 1])[0].float(), "silu")
+            exact[row] += share * down[expert].product(inner)[0][0]
+    # A number between two integers may become the other one.
+    missed = (y.double() - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert float(missed.max()) < 5e-3
 
 
 def test_experts_that_do_not_fit_are_refused(native: Native, rng: random.Random) -> None:

@@ -175,10 +175,15 @@ def test_half_precision_is_as_near_to_float32_as_the_reference(
     assert errors[1] < max(1.5 * errors[0], 0.01), errors
 
 
+# Experts that are stored each on its own, as stacks, and with gates beside what they gate.
+SOME = ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GraniteMoeSharedForCausalLM", "GptOssForCausalLM"]
+
+
+@pytest.mark.parametrize("architecture", SOME)
 @pytest.mark.parametrize("form", [Int8Format(), Int4Format(32)])
-def test_quantized_weights_multiply_alike(form: WeightFormat, tmp_path: Path) -> None:
+def test_quantized_weights_multiply_alike(architecture: str, form: WeightFormat, tmp_path: Path) -> None:
     """A number that is rounded the other way makes a step in what follows: by the median it is as good as equal."""
-    decoder = drawn("LlamaForCausalLM", tmp_path, torch.float32, form)
+    decoder = drawn(architecture, tmp_path, torch.float32, form)
     recording = record(decoder)
     expected = {seed: logits(decoder, seed) for seed in (6, 7, 8)}
     for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording)):
@@ -187,9 +192,10 @@ def test_quantized_weights_multiply_alike(form: WeightFormat, tmp_path: Path) ->
     assert apart(expected[6], float32) > 1e-3, "nothing was quantized"
 
 
+@pytest.mark.parametrize("architecture", SOME)
 @pytest.mark.parametrize("form", [Int8Format(), Int4Format(32)])
-def test_weights_quantized_while_they_are_packed_are_the_same(form: ByRows, tmp_path: Path) -> None:
-    decoder = drawn("LlamaForCausalLM", tmp_path, torch.float32, form)
+def test_weights_quantized_while_they_are_packed_are_the_same(architecture: str, form: ByRows, tmp_path: Path) -> None:
+    decoder = drawn(architecture, tmp_path, torch.float32, form)
     expected = logits(planned(record(decoder)), 6)
     deferred = load_model(tmp_path, torch.float32, CPU, Parallel(), select_ops(), format=DeferredFormat(form))
     assert isinstance(deferred, Decoder)

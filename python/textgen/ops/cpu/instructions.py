@@ -6,7 +6,7 @@ A buffer is [rows, width]; a view takes some of its columns. The kernels of `csr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -271,8 +271,8 @@ class Route(Instruction):
 class MixExperts(Instruction):
     """y = the sum over a token's experts of share * down(activation(up(x)))."""
 
-    up: Tensor  # [experts, 2 * neurons, hidden], gates first
-    down: Tensor  # [experts, hidden, neurons]
+    up: Sequence[Weight]  # of each expert [2 * neurons, hidden], gates first
+    down: Sequence[Weight]  # [hidden, neurons]
     up_bias: Tensor | None
     down_bias: Tensor | None
     kind: GatedActivation

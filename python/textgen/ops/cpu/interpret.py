@@ -168,9 +168,9 @@ class _Step:
         for place, experts in enumerate(self.at(each.chosen).t().tolist()):
             for row, expert in enumerate(experts):
                 up_bias, down_bias = (None if bias is None else bias[expert] for bias in (each.up_bias, each.down_bias))
-                inner = _product(DenseWeight(each.up[expert]), x[row : row + 1], up_bias)
+                inner = _product(each.up[expert], x[row : row + 1], up_bias)
                 inner = reference.activate_gated(inner, each.kind)
-                total[row] += shares[row, place] * _product(DenseWeight(each.down[expert]), inner, down_bias)[0]
+                total[row] += shares[row, place] * _product(each.down[expert], inner, down_bias)[0]
         self.at(each.y).copy_(total)
 
 

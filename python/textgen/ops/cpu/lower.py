@@ -66,6 +66,9 @@ def check_lowerable(program: Program) -> None:
     for each in program.instructions:
         if isinstance(each, Multiply):
             check_packable(each.weight)
+        elif isinstance(each, MixExperts):
+            for weight in (*each.up, *each.down):
+                check_packable(weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +275,7 @@ class Lowered:
 
     def _mix(self, each: MixExperts) -> _Record:
         count = len(each.up)
-        up, down = (torch.tensor([self._weight(DenseWeight(one)) for one in stack]) for stack in (each.up, each.down))
+        up, down = (torch.tensor([self._weight(weight) for weight in matrices]) for matrices in (each.up, each.down))
         args = [self._at(view) for view in (each.x, each.y, each.chosen, each.shares)]
         args += [count, self._address(up), self._address(down)]
         args += [self._address(bias, torch.float32) for bias in (each.up_bias, each.down_bias)]

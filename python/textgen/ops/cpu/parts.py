@@ -29,7 +29,7 @@ class RecordedExperts:
         tape.add(Route(spec=router.spec, correction=router.correction, x=scores, chosen=chosen, shares=shares))
         tape.add(
             MixExperts(
-                up=of.up, down=of.down, up_bias=of.up_bias, down_bias=of.down_bias, kind=of.spec.activation,
+                up=of.up.each, down=of.down.each, up_bias=of.up_bias, down_bias=of.down_bias, kind=of.spec.activation,
                 x=x.at, chosen=chosen, shares=shares, y=y,
             )
         )  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
+from textgen.layers.expert_weights import ExpertMatrices
 from textgen.layers.experts import Experts
 from textgen.layers.latent import LatentAttention
 from textgen.layers.weight import HeadTable, Weight
@@ -78,7 +79,8 @@ def _double(node: Any, ops: Ops) -> Any:
         return tuple(_double(each, ops) for each in node)
     if isinstance(node, Weight):
         return RecordedWeight(node, node.outputs)
-    if isinstance(node, Tensor | HeadTable | DecoderSpec) or not is_dataclass(node) or isinstance(node, type):
+    whole = isinstance(node, Tensor | HeadTable | DecoderSpec | ExpertMatrices)
+    if whole or not is_dataclass(node) or isinstance(node, type):
         return node
     changed = {each.name: _double(value, ops) for each in fields(node) if _may_hold(value := getattr(node, each.name))}
     double = replace(node, **changed)
