@@ -46,6 +46,9 @@ def random_blocks(rng: np.random.Generator, kind: str, rows: int, columns: int) 
     """[rows, bytes] whose numbers are small."""
     block, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
     raw = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = rng.integers(117, 121, raw.shape[:2])
+        return raw.reshape(rows, -1)
     # Of a scale of 63 and 31 steps the K types make thousands.
     factor = 2e-6 if kind in ("Q4_K", "Q5_K", "Q6_K") else 2e-3
     for at in SCALES.get(kind, (0, 2)):
@@ -83,6 +86,9 @@ def test_blocks_stay_as_they_are(kind: str, tmp_path: Path) -> None:
     if kind in ("Q4_0", "Q8_0"):
         values, scales = weight.integers(slice(2, 9))
         assert torch.equal(values.float() * scales.repeat_interleave(32, 1), numbers[2:9])
+    part = weight.columns(slice(64, 256))
+    assert (part is None) == kind.endswith("_K")
+    assert part is None or torch.equal(part.numbers(), numbers[:, 64:256])
     x, bias = torch.randn(5, WIDTH), torch.randn(15)
     exact = x @ numbers.t() + bias
     assert (weight.multiply(x, bias) - exact).norm() < 0.02 * exact.norm()

@@ -46,6 +46,9 @@ typedef enum tg_format {
   // As TG_WEIGHT_INT4_GROUPS with values from 0 to 15 and a zero point, a whole number from 0 to 16, for each output and group:
   // y = sum over groups of (q . (w - zero)) * (scale_x[g] * scale_w[out][g]).
   TG_WEIGHT_INT4_ZEROS = 9,
+  // As TG_WEIGHT_INT4_GROUPS, in groups of 32, with numbers of four bits (E2M1: sign, two bits of exponent, one of fraction) and
+  // scales that are powers of two (E8M0, a byte b for 2^(b - 127)), of which 2^-127 counts as 0. OCP's Microscaling Formats 1.0.
+  TG_WEIGHT_MXFP4 = 10,
 } tg_format;
 
 typedef struct tg_weight tg_weight;
@@ -55,7 +58,8 @@ typedef struct tg_rows {
   const void *values;    // [rows, ins]: TG_F32, TG_BF16 or TG_F16 for the float formats, TG_I8 for integers; blocks: TG_U8.
                          // Floats for TG_WEIGHT_INT8 and TG_WEIGHT_INT4_GROUPS become integers, each row's by itself
   const float *scales;   // int8: [rows]; groups: [rows, ins / group], rounded to float16, with zero points [rows, 2 * ins / group],
-                         // those behind the scales; floats, whatever they become, and blocks: NULL
+                         // those behind the scales; MXFP4: the scales' bytes, as numbers; floats, whatever they become, and
+                         // blocks: NULL
   int64_t stride;        // from row to row of `values`, in elements
   int64_t scale_stride;  // from row to row of `scales`, in elements
   int64_t rows;

@@ -9,6 +9,7 @@
 //   int8 groups  as int8, then [group][16] float16 behind each panel
 //   int4 groups  [panel][in / 8][16][4]         value + 8; the low nibbles are the unit of four inputs, the high ones the next
 //   int4 zeros   as int4 groups with the value as it is, then [group][16] bytes, the zero points
+//   mxfp4        as int4 groups with the number's four bits as they are, and [group][16] bytes of scales
 //   blocks       see weight_blocks.cpp
 //
 // Integers are stored without sign, and x, quantized, has one: the products of VNNI and AMX take them so, and the offset is
@@ -27,8 +28,11 @@
 namespace tg {
 namespace {
 
-bool is_int4(int32_t format) { return format == TG_WEIGHT_INT4_GROUPS || format == TG_WEIGHT_INT4_ZEROS; }
+bool is_int4(int32_t format) {
+  return format == TG_WEIGHT_INT4_GROUPS || format == TG_WEIGHT_INT4_ZEROS || format == TG_WEIGHT_MXFP4;
+}
 bool has_groups(int32_t format) { return format == TG_WEIGHT_INT8_GROUPS || is_int4(format); }
+int64_t bytes_of_scale(int32_t format) { return format == TG_WEIGHT_INT4_ZEROS ? 3 : format == TG_WEIGHT_MXFP4 ? 1 : 2; }
 bool is_integer(int32_t format) { return format == TG_WEIGHT_INT8 || has_groups(format); }
 
 constexpr int64_t kMost = int64_t{1} << 31;
@@ -194,8 +198,13 @@ void pack_int4(const tg_weight *weight, uint8_t *to, const tg_rows *rows, int64_
 }
 
 void pack_scales(const tg_weight *weight, uint8_t *panel, int64_t lane, const tg_rows *rows, int64_t row) {
-  uint16_t *to = reinterpret_cast<uint16_t *>(panel + weight->value_bytes) + lane;
   const float *from = rows->scales + row * rows->scale_stride;
+  if (weight->format == TG_WEIGHT_MXFP4) {
+    uint8_t *bytes = panel + weight->value_bytes + lane;
+    for (int64_t g = 0; g < weight->groups; g++) bytes[g * kPanel] = static_cast<uint8_t>(from[g]);
+    return;
+  }
+  uint16_t *to = reinterpret_cast<uint16_t *>(panel + weight->value_bytes) + lane;
   for (int64_t g = 0; g < weight->groups; g++) to[g * kPanel] = f16_of(from[g]);
   if (weight->format != TG_WEIGHT_INT4_ZEROS) return;
   uint8_t *zeros = panel + weight->value_bytes + weight->groups * kPanel * 2 + lane;
@@ -262,6 +271,7 @@ void pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
         break;
       case TG_WEIGHT_INT4_GROUPS:
       case TG_WEIGHT_INT4_ZEROS:
+      case TG_WEIGHT_MXFP4:
         pack_int4(weight, to, rows, row);
         pack_scales(weight, panel, lane, rows, row);
         break;
@@ -308,6 +318,7 @@ tg_weight *shaped(int32_t format, int64_t outs, int64_t ins, int64_t group) {
   if ((is_integer(format) || blocks) && ins > 65536) return set_error("an integer format has at most 65536 inputs"), nullptr;
   if (has_groups(format)) {
     if (group != 32 && group != 64 && group != 128) return set_error("a group has 32, 64 or 128 inputs"), nullptr;
+    if (format == TG_WEIGHT_MXFP4 && group != 32) return set_error("a group of MXFP4 has 32 inputs"), nullptr;
     if (ins % group != 0) return set_error("the inputs are not a multiple of the group"), nullptr;
   }
   if (blocks && ins % 256 != 0) return set_error("blocks have 256 inputs, and the inputs are not a multiple"), nullptr;
@@ -324,7 +335,7 @@ tg_weight *shaped(int32_t format, int64_t outs, int64_t ins, int64_t group) {
   weight->groups = has_groups(format) ? ins / group : 0;
   const int64_t bits = format == TG_WEIGHT_F32 ? 32 : halves ? 16 : is_int4(format) ? 4 : 8;
   weight->value_bytes = weight->padded * kPanel * bits / 8;
-  weight->panel_bytes = weight->value_bytes + weight->groups * kPanel * (format == TG_WEIGHT_INT4_ZEROS ? 3 : 2);
+  weight->panel_bytes = weight->value_bytes + weight->groups * kPanel * bytes_of_scale(format);
   if (blocks) {
     weight->group = block_group(format);
     weight->padded = ins;

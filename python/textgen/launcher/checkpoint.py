@@ -48,7 +48,7 @@ class Checkpoint:
     """How many numbers are stored, and in which data type most of them are; whether they are packed in four bits.
 
     scaled: how many are in 8-bit floating point.
-    blocks: of a GGUF file, what its matrices are where they are multiplied as stored.
+    blocks: of a GGUF file, and one with MXFP4, what its matrices are where they are multiplied as stored.
     """
 
     parameters: int
@@ -82,7 +82,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise ModelError(f"{folder} holds no weights; download the model again")
     dtype = _NAMES[max(plain, key=lambda name: counts[name])]
     scaled = sum(counts.get(name, 0) for name in SCALED)
-    return Checkpoint(sum(counts.values()) + weights, dtype, four_bits=weights > 0, scaled=scaled)
+    parameters, pairs = sum(counts.values()) + weights, counts.get("U8", 0)
+    blocks = Blocks({"MXFP4": pairs}, parameters - pairs) if pairs else None
+    return Checkpoint(parameters, dtype, four_bits=weights > 0, blocks=blocks, scaled=scaled)
 
 
 def _packed(index: Index) -> Checkpoint:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from textgen.layers.mxfp4 import read_mxfp4
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Weight
+from textgen.layers.weight import DenseWeight, LoadContext, Numbered, Part, Weight, WeightSource
 from textgen.models.names import LayerNames
 from textgen.models.spec import ExpertsSpec
 from textgen.ops import Ops
@@ -91,8 +91,10 @@ def load_expert_weights(
     for expert in range(experts.count):
         into = (up[expert, :neurons], up[expert, padded : padded + neurons], down[expert, :, :neurons])
         if _in_mxfp4(context, names):
-            for target, values in zip(into, _read_mxfp4(context, expert, hidden, experts, names, mine), strict=True):
-                target.copy_(values)
+            stored = _Mxfp4(context.source, expert, hidden, experts, names, mine)
+            values = (*stored.up().numbers().chunk(2), stored.down().numbers())
+            for target, each in zip(into, values, strict=True):
+                target.copy_(each)
         else:
             for part, target in zip(_parts(expert, hidden, experts, names, mine), into, strict=True):
                 context.format.read_numbers(context, part, target)
@@ -107,13 +109,15 @@ def _load_separate(
         ups = context.format.load_experts(context, [each[:2] for each in parts])
         downs = context.format.load_experts(context, [each[2:] for each in parts])
         return SeparateMatrices(ups), SeparateMatrices(downs)
-    up, down = list[Weight](), list[Weight]()
-    for expert in range(experts.count):
-        values = _read_mxfp4(context, expert, hidden, experts, names, mine)
-        gate, one, back = (each.to(context.dtype) for each in values)
-        up.append(context.format.of(torch.cat((gate, one))))
-        down.append(context.format.of(back.contiguous()))
-    return SeparateMatrices(up), SeparateMatrices(down)
+    stored = [_Mxfp4(context.source, expert, hidden, experts, names, mine) for expert in range(experts.count)]
+    kept = [
+        [context.format.keep(context, f"{name} {expert} {mine}", read) for expert, read in enumerate(reads)]
+        for name, reads in (
+            (names.expert_gate_up, [each.up for each in stored]),
+            (names.expert_down, [each.down for each in stored]),
+        )
+    ]
+    return SeparateMatrices(kept[0]), SeparateMatrices(kept[1])
 
 
 def load_expert_biases(
@@ -147,14 +151,29 @@ def _in_mxfp4(context: LoadContext, names: LayerNames) -> bool:
     return names.layout.experts == "neighbours" and context.source.has(f"{names.expert_gate_up}_blocks")
 
 
-def _read_mxfp4(
-    context: LoadContext, expert: int, hidden: int, experts: ExpertsSpec, names: LayerNames, mine: slice
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gate, up and down of one expert."""
-    size, count = experts.intermediate_size, experts.count
-    both = read_mxfp4(context.source, names.expert_gate_up, (count, 2 * size, hidden), expert)
-    one = read_mxfp4(context.source, names.expert_down, (count, hidden, size), expert)
-    return both[::2][mine], both[1::2][mine], one[:, mine]
+@dataclass(frozen=True, slots=True)
+class _Mxfp4:
+    """One expert that is stored so, with gates beside what they gate."""
+
+    source: WeightSource
+    expert: int
+    hidden: int
+    experts: ExpertsSpec
+    names: LayerNames
+    mine: slice
+
+    def up(self) -> Numbered:
+        """Gates first."""
+        count, size = self.experts.count, self.experts.intermediate_size
+        both = read_mxfp4(self.source, self.names.expert_gate_up, (count, 2 * size, self.hidden), self.expert)
+        mine = torch.arange(size)[self.mine]
+        return both.reordered(torch.cat((2 * mine, 2 * mine + 1)))
+
+    def down(self) -> Numbered:
+        """Numbers where the rank's are not whole blocks."""
+        count, size = self.experts.count, self.experts.intermediate_size
+        whole = read_mxfp4(self.source, self.names.expert_down, (count, self.hidden, size), self.expert)
+        return whole.columns(self.mine) or DenseWeight(whole.numbers()[:, self.mine])
 
 
 def _parts(expert: int, hidden: int, experts: ExpertsSpec, names: LayerNames, mine: slice) -> Sequence[Part]:

@@ -116,6 +116,14 @@ class Weight(Protocol):
         ...
 
 
+class Numbered(Weight, Protocol):
+    """A weight that stands for numbers."""
+
+    def numbers(self) -> Tensor:
+        """[out, in] float32."""
+        ...
+
+
 @runtime_checkable
 class Looked(Protocol):
     """A weight of which single outputs can be had as numbers."""
@@ -181,6 +189,10 @@ class WeightFormat(Protocol):
         """The same matrix of every expert, all in one form."""
         return [self.load(context, parts) for parts in experts]
 
+    def keep(self, context: LoadContext, name: str, read: Callable[[], Numbered]) -> Weight:
+        """A matrix that the file has in few bits. name: of nothing else in the model."""
+        return self.of(read().numbers().to(context.dtype))
+
     def read_numbers(self, context: LoadContext, part: Part, into: Tensor) -> None:
         """What a matrix stands for, into a tensor of the part's kept shape."""
         context.source.read(part, into)
@@ -208,6 +220,9 @@ class DenseWeight:
     @property
     def outputs(self) -> int:
         return self.values.shape[0]
+
+    def numbers(self) -> Tensor:
+        return self.values.float()
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.product(x, self.values, bias)

@@ -61,19 +61,19 @@ whose modelling has an attention of its own. By default an input and its output 
 `--model-id FILE.gguf` serves what llama.cpp's tools write, in these architectures: {gguf}.
 
 Configuration, tokenizer (byte-level and SentencePiece's) and chat template come out of the file; of a model in several
-parts, give the first. Weights are turned into numbers of the server's `--dtype` as they are read, some rows at a time:
-every type of block that the `gguf` package can read. What a file says and the architecture does not know is refused,
-metadata and tensors alike; layers behind the last that only draft tokens are left out. Each architecture is held
-against Transformers as above (`tests/gguf`).
+parts, give the first. Every type of block that the `gguf` package can read becomes numbers of the server's `--dtype`,
+some rows at a time, but for those that processors multiply [as they are](cpu.md#which-format-the-weights-have). What a
+file says and the architecture does not know is refused, metadata and tensors alike; layers behind the last that only
+draft tokens are left out. Each architecture is held against Transformers as above (`tests/gguf`).
 
 ## 8-bit and 4-bit checkpoints
 
 Weights in 8-bit floating point (`quant_method` `fp8`, by blocks as DeepSeek's and Qwen's or whole matrices; and
 `compressed-tensors` in the formats `float-quantized` and `naive-quantized`, by matrix, row or block) become numbers of
 the server's `--dtype` as they are read: they take the memory of the unquantized model. On a GPU those of linear layers
-stay in 8 bits (scales by blocks of 32 inputs or a multiple of 64), and experts do not. gpt-oss keeps MXFP4 for its
-experts. 4-bit weights of GPTQ and AWQ (groups of 32, 64 or 128) stay as they are, but for experts on a GPU, which
-become numbers of `--dtype`. Any other method (bitsandbytes,
+stay in 8 bits (scales by blocks of 32 inputs or a multiple of 64), and experts do not. gpt-oss may have MXFP4 for its
+experts: processors multiply it as it is, on GPUs it becomes numbers. 4-bit weights of GPTQ and AWQ (groups of 32, 64 or
+128) stay as they are, but for experts on a GPU, which become numbers of `--dtype`. Any other method (bitsandbytes,
 integers) is refused by its name.
 
 ## Rotary forms

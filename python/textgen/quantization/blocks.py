@@ -12,9 +12,12 @@ from torch import Tensor
 from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.quantization.integers import multiply_groups
 
-KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
+KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16, "MXFP4": 32}
 """Blocks that are multiplied as they are, and how many inputs share a scale of the activations."""
 HALF = 2  # bytes of the float16 scale that blocks of 32 begin with
+_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of MXFP4: a sign bit, two exponent bits, one of fraction
+MXFP4_VALUES = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)])
+MXFP4_BIAS = 127  # of a scale's exponent
 
 
 @runtime_checkable
@@ -44,14 +47,25 @@ class BlockWeight:
 
     def numbers(self) -> Tensor:
         """[out, in] float32: what the blocks stand for."""
+        if self.kind == "MXFP4":
+            values, exponents = self.integers(slice(None))
+            each = MXFP4_VALUES[values.int()].view(self.outputs, -1, KINDS[self.kind])
+            return torch.ldexp(each, exponents[..., None] - MXFP4_BIAS).flatten(1)
         from gguf import GGMLQuantizationType, dequantize  # here: other models have no use for it
 
         return torch.from_numpy(dequantize(self.blocks.numpy(), GGMLQuantizationType[self.kind]))
 
     def integers(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Of blocks of 32 with one scale: [rows, in] int8 and [rows, in / 32] float32."""
+        """Of blocks of 32 with one scale: [rows, in] int8 and [rows, in / 32] float32.
+
+        Of MXFP4 the four bits of each number, and the bytes of the scales.
+        """
         chosen = self.blocks[rows]
         blocks = chosen.view(len(chosen), self.inputs // 32, -1)
+        if self.kind == "MXFP4":
+            return torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), dim=-1).flatten(1).view(torch.int8), blocks[
+                ..., 0
+            ].float()
         scales = blocks[..., :HALF].contiguous().view(torch.float16)[..., 0].float()
         stored = blocks[..., HALF:]
         if self.kind == "Q8_0":
@@ -62,6 +76,20 @@ class BlockWeight:
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x is quantized group by group of each row."""
         return multiply_groups(x, self.numbers(), KINDS[self.kind], bias)
+
+    def columns(self, which: slice) -> BlockWeight | None:
+        """The same of some inputs; None where these are not whole blocks of 32."""
+        chosen = range(self.inputs)[which]
+        if (
+            chosen.start % 32
+            or len(chosen) % 32
+            or chosen.step != 1
+            or KINDS[self.kind] != 32
+            or self.kind.endswith("_K")
+        ):
+            return None
+        blocks = self.blocks.view(self.outputs, self.inputs // 32, -1)[:, chosen.start // 32 : chosen.stop // 32]
+        return BlockWeight(self.kind, blocks.flatten(1), len(chosen))
 
     def reordered(self, order: Tensor) -> BlockWeight:
         return BlockWeight(self.kind, self.blocks.index_select(0, order), self.inputs)

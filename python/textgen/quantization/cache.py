@@ -13,7 +13,7 @@ import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from textgen.layers.weight import HeadTable, LoadContext, Part, Tied, Weight, WeightFormat
+from textgen.layers.weight import HeadTable, LoadContext, Numbered, Part, Tied, Weight, WeightFormat
 from textgen.quantization.blocks import StackedWeight
 from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.stored import looks_up
@@ -237,6 +237,10 @@ class CachedFormat(WeightFormat):
     @property
     def by_expert(self) -> bool:
         return self.inner.by_expert
+
+    def keep(self, context: LoadContext, name: str, read: Callable[[], Numbered]) -> Weight:
+        key = f"kept {name}"
+        return self._mapped(key) or self._kept(key, self.inner.keep(context, name, read))
 
     def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
         keys = [_key(parts) for parts in experts]

@@ -14,6 +14,7 @@ NAMES = ("int8", "int4")
 KV_CACHE = ("auto", "int8", "fp8")
 BLOCK_BYTES = {
     "Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "Q4_K": 2368 / 4096, "Q5_K": 2880 / 4096, "Q6_K": 3392 / 4096,
+    "MXFP4": 0.5 + 1 / 32,
 }  # fmt: skip
 """Blocks of GGUF files that are multiplied as they are, and the bytes of a number as the kernels have it."""
 GROUP = 32  # inputs that share a scale of a 4-bit weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -15,11 +15,13 @@ from textgen.layers.weight import (
     HeadTable,
     LoadContext,
     Looked,
+    Numbered,
     Part,
     Tied,
     Weight,
     WeightFormat,
 )
+from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.integers import Int4Format, Int8Format
 
 
@@ -81,6 +83,11 @@ class StoredFormat(DenseFormat):
 
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         return _viewed(context, parts) or DenseFormat.load(self, context, parts)
+
+    def keep(self, context: LoadContext, name: str, read: Callable[[], Numbered]) -> Weight:
+        """As it is, but in float32, which is there to compare with."""
+        weight = read() if context.dtype != torch.float32 else None
+        return weight if isinstance(weight, BlockWeight) else DenseFormat.keep(self, context, name, read)
 
     def tied(self, context: LoadContext, part: Part) -> Tied:
         """The table stays in the file too: where the head is packed, it is looked up in there."""

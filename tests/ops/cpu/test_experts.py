@@ -20,6 +20,7 @@ from .weights import (
     INT4_ZEROS,
     INT8,
     INT8_GROUPS,
+    MXFP4,
     Q6_K,
     Matrix,
     kernels_of,
@@ -28,7 +29,8 @@ from .weights import (
 )
 
 SCORES = ("softmax", "chosen", "sigmoid")
-FEW_BITS = [(INT8, 0), (INT8_GROUPS, 32), (INT4_GROUPS, 64), (INT4_ZEROS, 32), *((form, 0) for form in BLOCKS)]
+GROUPED = [(INT8_GROUPS, 32), (INT4_GROUPS, 64), (INT4_ZEROS, 32), (MXFP4, 32)]
+FEW_BITS = [(INT8, 0), *GROUPED, *((form, 0) for form in BLOCKS)]
 
 
 @pytest.mark.parametrize("groups", [1, 4])

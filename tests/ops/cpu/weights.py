@@ -17,13 +17,15 @@ from textgen.ops.cpu.library import DTYPES, BufferRecord, Handle, Kernels, Kerne
 from .guarded import guarded
 
 LINEAR, ADD = 0, 1
-F32, BF16, INT8, INT8_GROUPS, INT4_GROUPS, F16, Q4_K, Q5_K, Q6_K, INT4_ZEROS = range(10)
+F32, BF16, INT8, INT8_GROUPS, INT4_GROUPS, F16, Q4_K, Q5_K, Q6_K, INT4_ZEROS, MXFP4 = range(11)
 FLOATS = {F32: torch.float32, BF16: torch.bfloat16, F16: torch.float16}
 BLOCKS = {  # the file's name, inputs to a group, where the scales in float16 lie, and where the values end and begin
     Q4_K: (GGMLQuantizationType.Q4_K, 32, (0, 2), slice(16, None)),
     Q5_K: (GGMLQuantizationType.Q5_K, 32, (0, 2), slice(16, None)),
     Q6_K: (GGMLQuantizationType.Q6_K, 16, (208,), slice(0, 0)),
 }
+_POSITIVE = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+E2M1 = torch.cat((_POSITIVE, -_POSITIVE))  # the numbers of MXFP4
 LIBRARY = os.environ.get("TEXTGEN_CPU_LIBRARY")  # of `make -C csrc/cpu`; else the kernels in the extension module
 
 
@@ -67,6 +69,9 @@ class Matrix:
             assert self.scales is not None
             group = self.group or x.shape[1]
             x = _quantized(x, group)
+            if self.form == MXFP4:
+                numbers = E2M1[self.values.int()] * (self.scales.double() - 127).exp2().repeat_interleave(group, 1)
+                return x @ numbers.T, x.abs() @ numbers.abs().T
             scales = self.scales[:, : x.shape[1] // group]
             scales = scales if self.group == 0 else scales.half()
             values = self.values.double()
@@ -102,6 +107,9 @@ def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int
         steps, zeros = torch.rand(outs, ins // group) + 0.01, torch.randint(0, 17, (outs, ins // group))
         values = torch.randint(0, 16, (outs, ins), dtype=torch.int8)
         return Matrix(form, values, torch.cat((steps, zeros.float()), dim=1), group)
+    if form == MXFP4:
+        values = torch.randint(0, 16, (outs, ins), dtype=torch.int8)
+        return Matrix(form, values, torch.randint(110, 130, (outs, ins // group)).float(), group)
     low, high = (-8, 8) if form == INT4_GROUPS else (-128, 128)
     values = torch.randint(low, high, (outs, ins), dtype=torch.int8)
     return Matrix(form, values, torch.rand(outs, 1 if form == INT8 else ins // group) + 0.01, group)

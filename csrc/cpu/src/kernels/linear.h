@@ -43,7 +43,7 @@ struct Linear {
 TG_INLINE bool has_groups(const tg_weight *weight) { return weight->groups != 0; }
 // Values of less than eight bits.
 TG_INLINE bool is_small(int32_t format) {
-  return format == TG_WEIGHT_INT4_GROUPS || (format >= TG_WEIGHT_Q4_K && format <= TG_WEIGHT_INT4_ZEROS);
+  return format == TG_WEIGHT_INT4_GROUPS || (format >= TG_WEIGHT_Q4_K && format <= TG_WEIGHT_MXFP4);
 }
 TG_INLINE bool has_minima(int32_t format) {
   return format == TG_WEIGHT_Q4_K || format == TG_WEIGHT_Q5_K || format == TG_WEIGHT_INT4_ZEROS;

@@ -29,6 +29,7 @@ int64_t unit_bytes(int32_t format) {
 int32_t zero_of(int32_t format) {
   switch (format) {
     case TG_WEIGHT_INT4_GROUPS: return 8;
+    case TG_WEIGHT_MXFP4: return 12;
     case TG_WEIGHT_INT4_ZEROS:
     case TG_WEIGHT_Q4_K:
     case TG_WEIGHT_Q5_K: return 1;

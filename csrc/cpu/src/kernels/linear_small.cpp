@@ -1,4 +1,4 @@
-// Products with weights of four to six bits, in groups of inputs with a scale each: int4 and the blocks of GGUF files.
+// Products with weights of four to six bits, in groups of inputs with a scale each: int4, MXFP4 and the blocks of GGUF files.
 //
 // Eight inputs of sixteen outputs are unpacked to bytes in registers, once for all rows that are multiplied together.
 #include "linear.h"
@@ -33,6 +33,11 @@ TG_INLINE void nibbles(const uint8_t *from, Units &low, Units &high) {
   const __m512i both = _mm512_loadu_si512(from), mask = _mm512_set1_epi8(15);
   low.bytes = _mm512_and_si512(both, mask);
   high.bytes = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+}
+// The number that stands for each byte below 16.
+TG_INLINE void look_up(const uint8_t *table, Units &units) {
+  const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+  units.bytes = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(numbers), units.bytes);
 }
 // A bit of each byte, worth 16: byte after byte.
 TG_INLINE void add_bits(const uint8_t *from, Units &units) {
@@ -87,6 +92,10 @@ TG_INLINE void nibbles(const uint8_t *from, Units &low, Units &high) {
     high.half[h] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
   }
 }
+TG_INLINE void look_up(const uint8_t *table, Units &units) {
+  const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
+  for (int h = 0; h < 2; h++) units.half[h] = _mm256_shuffle_epi8(numbers, units.half[h]);
+}
 TG_INLINE void add_bits(const uint8_t *from, Units &units) {
   const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
@@ -139,6 +148,10 @@ TG_INLINE void nibbles(const uint8_t *from, Units &low, Units &high) {
     high.part[part] = vshrq_n_u8(both, 4);
   }
 }
+TG_INLINE void look_up(const uint8_t *table, Units &units) {
+  const uint8x16_t numbers = vld1q_u8(table);
+  for (int part = 0; part < 4; part++) units.part[part] = vqtbl1q_u8(numbers, units.part[part]);
+}
 TG_INLINE void add_bits(const uint8_t *from, Units &units) {
   static constexpr uint8_t kBit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
   const uint8x16_t bit = vld1q_u8(kBit);
@@ -184,6 +197,9 @@ TG_INLINE void nibbles(const uint8_t *from, Units &low, Units &high) {
     low.bytes[i] = from[i] & 15;
     high.bytes[i] = from[i] >> 4;
   }
+}
+TG_INLINE void look_up(const uint8_t *table, Units &units) {
+  for (int i = 0; i < kPanel * 4; i++) units.bytes[i] = table[units.bytes[i]];
 }
 TG_INLINE void add_bits(const uint8_t *from, Units &units) {
   for (int i = 0; i < kPanel * 4; i++) units.bytes[i] |= (from[i / 8] >> (i % 8) & 1) << 4;
@@ -249,6 +265,31 @@ struct Int4 {
   TG_INLINE void scales(const uint8_t *, int64_t, Vec *scale, Vec *least) const {
     for (int part = 0; part < kParts; part++) scale[part] = factor[part];
     for (int part = 0; kZeros && part < kParts; part++) least[part] = factor[part] * zero[part];
+  }
+};
+
+// Groups of 32 numbers in floating point of four bits, as twice the number and 12.
+struct Mxfp4 {
+  static constexpr int kFlush = 4, kStreams = 8;
+  static constexpr bool kShift = true, kMins = false;
+  static constexpr uint8_t kNumbers[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  Vec factor[kParts];
+
+  TG_INLINE static int64_t record_bytes(const tg_weight *) { return 32 * (kPanel / 2); }
+  TG_INLINE static int64_t groups(const tg_weight *) { return 1; }
+  TG_INLINE static int64_t pairs(const tg_weight *) { return 32 / 8; }
+  TG_INLINE void open(const tg_weight *weight, const uint8_t *, int64_t panel, int64_t record) {
+    load_bytes<false>(weight->values + panel * weight->panel_bytes + weight->value_bytes + record * kPanel, factor);
+    for (int part = 0; part < kParts; part++) {
+      factor[part] = cast<Vec>(__builtin_convertvector(factor[part], IVec) << 23) * 0.5f;  // it is the exponent of a float32
+    }
+  }
+  TG_INLINE static void pair(const uint8_t *record, int64_t at, Units &low, Units &high) {
+    nibbles(record + at * kPairBytes, low, high);
+    look_up(kNumbers, low), look_up(kNumbers, high);
+  }
+  TG_INLINE void scales(const uint8_t *, int64_t, Vec *scale, Vec *) const {
+    for (int part = 0; part < kParts; part++) scale[part] = factor[part];
   }
 };
 
@@ -410,6 +451,7 @@ void multiply_small(const Linear &job) {
     case TG_WEIGHT_Q5_K: return multiply_by<Q5K>(job);
     case TG_WEIGHT_Q6_K: return multiply_by<Q6K>(job);
     case TG_WEIGHT_INT4_ZEROS: return multiply_by<Int4<true, 0>>(job);
+    case TG_WEIGHT_MXFP4: return multiply_by<Mxfp4>(job);
     default:
       // The commonest, whose sums need not wait for more of their group.
       if (job.weight->group == 32) return multiply_by<Int4<false, 32>>(job);

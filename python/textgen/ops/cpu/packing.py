@@ -22,7 +22,7 @@ from textgen.quantization.stored import DeferredWeight, StoredWeight
 
 FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 5}
 INT8, INT8_GROUPS, INT4_GROUPS, INT4_ZEROS = 2, 3, 4, 9
-BLOCKS = {"Q8_0": INT8_GROUPS, "Q4_0": INT4_GROUPS, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8}
+BLOCKS = {"Q8_0": INT8_GROUPS, "Q4_0": INT4_GROUPS, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8, "MXFP4": 10}
 STRETCH = 512  # rows that one thread packs at a time: whole panels
 _PACKABLE = DenseWeight, StoredWeight, DeferredWeight, Int8Weight, Int4Weight, Int4ZerosWeight, BlockWeight
 
@@ -67,7 +67,7 @@ def form_of(weight: Weight) -> tuple[int, int, int, int]:
             return INT4_ZEROS, weight.outputs, weight.inputs, weight.group
         case BlockWeight():
             form = BLOCKS[weight.kind]
-            return form, weight.outputs, weight.inputs, 32 if form <= INT4_GROUPS else 0
+            return form, weight.outputs, weight.inputs, 0 if weight.kind in ("Q4_K", "Q5_K", "Q6_K") else 32
         case KeptWeight():
             return form_of(weight.weight)
         case _:
@@ -126,7 +126,7 @@ def _pack_rows(kernels: Kernels, packed: Handle, weight: Weight, first: int) -> 
         case Int4ZerosWeight(scales=scales, zeros=zeros):
             both = torch.cat((scales[rows].float(), zeros[rows].float()), dim=1)
             kernels.pack(packed, first, weight.values(rows), both)
-        case BlockWeight(kind="Q8_0" | "Q4_0"):
+        case BlockWeight(kind="Q8_0" | "Q4_0" | "MXFP4"):
             kernels.pack(packed, first, *weight.integers(rows))
         case BlockWeight(blocks=blocks):
             kernels.pack(packed, first, blocks[rows])
