@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from textgen.launcher.checkpoint import read_checkpoint
-from textgen.layers.mxfp4 import read_mxfp4
 from textgen.layers.weight import DenseWeight, WeightFormat
 from textgen.models.decoder import Decoder
 from textgen.models.errors import ModelError
@@ -22,10 +21,10 @@ from textgen.models.weights import WeightFiles
 from textgen.ops import select_ops
 from textgen.ops.cpu.record import record
 from textgen.parallel import Parallel
-from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.cache import CachedFormat, KeptWeight, MappedWeight, WeightsCache
 from textgen.quantization.formats import Blocks
 from textgen.quantization.integers import Int8Format, Int8Weight
+from textgen.quantization.mxfp4 import Mxfp4Weight, read_mxfp4
 from textgen.quantization.stored import DeferredFormat, StoredFormat
 from textgen.shard.cache import allocate_cache
 
@@ -119,7 +118,7 @@ def test_kernels_multiply_experts_as_they_are_packed(cached: bool, seed: int, tm
         model = load_model(tmp_path / "m", torch.bfloat16, CPU, Parallel(), select_ops(), format=form)
         assert isinstance(model, Decoder)
         kept = [each for layer in model.layers for each in cast(Any, layer.block).mlp.up.each]
-        kind = MappedWeight if cache.mapped else KeptWeight if cached else BlockWeight
+        kind = MappedWeight if cache.mapped else KeptWeight if cached else Mxfp4Weight
         assert {type(each) for each in kept} == {kind}
         made.append(logits(planned(record(model), threads=2), 7))
         cache.commit()

@@ -26,12 +26,12 @@ def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     return made
 
 
-def in_file(tensor: torch.Tensor, folder: Path) -> bool:
+def in_file(tensor: torch.Tensor, file: Path) -> bool:
     """Whether it lies in the mapped file."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, end = (int(number, 16) for number in line.split()[0].split("-"))
         if begin <= tensor.data_ptr() < end:
-            return line.endswith(str(folder / "model.safetensors"))
+            return line.endswith(str(file))
     return False
 
 
@@ -40,7 +40,7 @@ def test_matrices_are_views_of_the_file_that_outlive_it(tmp_path: Path, tensors:
     with WeightFiles(tmp_path) as source:
         weight = StoredFormat().load(LoadContext(source, torch.bfloat16, CPU, Parallel()), parts)
     assert isinstance(weight, StoredWeight)
-    assert all(in_file(view, tmp_path) for view in weight.views)
+    assert all(in_file(view, tmp_path / "model.safetensors") for view in weight.views)
     expected = torch.cat((tensors["a"], tensors["b"][100:200]))
     assert (weight.outputs, weight.inputs, weight.dtype) == (400, 40, torch.bfloat16)
     found = torch.empty_like(expected)
@@ -62,11 +62,11 @@ def test_a_table_that_is_the_head_too_waits_in_the_file(tmp_path: Path, tensors:
         table, head = StoredFormat().tied(context, Part("a", (300, 40)))
         converted, dense = StoredFormat().tied(context, Part("wide", (8, 40)))
     assert isinstance(table, torch.Tensor) and isinstance(converted, torch.Tensor)
-    assert in_file(table, tmp_path)
+    assert in_file(table, tmp_path / "model.safetensors")
     assert torch.equal(table, tensors["a"])
     assert isinstance(head, StoredWeight)
     assert head.views == (table,)
-    assert not in_file(converted, tmp_path)
+    assert not in_file(converted, tmp_path / "model.safetensors")
     assert isinstance(dense, DenseWeight)
     assert dense.values is converted
 
@@ -80,7 +80,7 @@ def test_what_has_to_be_converted_is_read(part: Part, tmp_path: Path, tensors: d
     assert isinstance(weight, DenseWeight)
     stored = tensors[part.name].bfloat16()
     assert torch.equal(weight.values, stored.t() if part.transposed else stored)
-    assert not in_file(weight.values, tmp_path)
+    assert not in_file(weight.values, tmp_path / "model.safetensors")
 
 
 def test_what_was_read_is_not_kept_in_memory(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_what_becomes_integers_waits_in_the_file(form: ByRows, kind: type, tmp_p
     assert isinstance(tied, DeferredWeight)
     if isinstance(table, torch.Tensor):
         assert torch.equal(table, tensors["a"])
-        assert not in_file(table, tmp_path), "it is looked up as long as the model runs"
+        assert not in_file(table, tmp_path / "model.safetensors"), "it is looked up as long as the model runs"
     else:
         assert kind is Int8Weight and table.head is tied, "it is looked up in the integers"
-    assert all(in_file(view, tmp_path) for view in (*weight.stored.views, *tied.stored.views))
+    assert all(in_file(view, tmp_path / "model.safetensors") for view in (*weight.stored.views, *tied.stored.views))
     made = form.of(torch.cat((tensors["a"], tensors["b"][100:200])))
     assert isinstance(made, kind)
     assert weight.outputs == made.outputs == 400

@@ -13,11 +13,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.mxfp4 import read_mxfp4
 from textgen.layers.weight import DenseWeight, LoadContext, Numbered, Part, Weight, WeightSource
 from textgen.models.names import LayerNames
 from textgen.models.spec import ExpertsSpec
 from textgen.ops import Ops
+from textgen.quantization.mxfp4 import read_mxfp4
 
 ALIGNED = 8  # numbers of two bytes each
 

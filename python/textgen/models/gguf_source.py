@@ -23,7 +23,7 @@ from textgen.models.families.common import Described
 from textgen.models.names import LayerNames, Layout, WeightNames
 from textgen.models.spec import DecoderSpec
 from textgen.ops.pages import let_go
-from textgen.quantization.blocks import KINDS
+from textgen.quantization.blocks import KINDS, StoredBlocks
 
 CHUNK = 2**20  # numbers that a thread turns at once: a few MB, whatever the tensor's size
 DIRECT = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -178,7 +178,7 @@ class GgufFiles:
         place = self._tensors.get(part.name)
         self._progress.update(0 if place is None else part.kept[0] * place.row_bytes)
 
-    def read_blocks(self, part: Part) -> tuple[str, Tensor] | None:
+    def read_blocks(self, part: Part) -> StoredBlocks | None:
         """See `BlockSource`: rows as they are stored, where whole rows of such blocks are asked for."""
         place = self._tensors.get(part.name)
         columns = range(part.shape[-1])[part.columns]
@@ -195,10 +195,8 @@ class GgufFiles:
         first = place.offset + part.index * part.shape[0] * size
         data = self._data[place.file][first : first + part.shape[0] * size].reshape(-1, size)
         self._progress.update(len(rows) * size)
-        # A copy: the file is let go when all is read.
-        found = torch.from_numpy(np.array(data[rows.start : rows.stop : rows.step]))
-        let_go(data)
-        return place.kind, found
+        found = np.ascontiguousarray(data[rows.start : rows.stop : rows.step])
+        return StoredBlocks(place.kind, torch.from_numpy(found), mapped=rows.step == 1)
 
     def _read_latent(self, part: Part, into: Tensor) -> None:
         """Some rows of one head, of its key's or its value's: as if both were stored in one matrix, head after head."""
@@ -260,7 +258,7 @@ class GgufFiles:
 
 def _map(path: Path) -> NDArray[np.uint8]:
     try:
-        return np.memmap(path, np.uint8, "r")
+        return np.memmap(path, np.uint8, "c")  # nobody writes, but torch has no tensors that cannot be written
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
 

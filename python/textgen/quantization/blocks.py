@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,56 +16,75 @@ KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16, "MXFP4": 32
 """Blocks that are multiplied as they are, and how many inputs share a scale of the activations."""
 HALF = 2  # bytes of the float16 scale that blocks of 32 begin with
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of MXFP4: a sign bit, two exponent bits, one of fraction
-MXFP4_VALUES = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)])
-MXFP4_BIAS = 127  # of a scale's exponent
+_MXFP4_VALUES = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)])
+_MXFP4_BIAS = 127  # of a scale's exponent
+
+
+class StoredBlocks(NamedTuple):
+    """Rows of a file: their kind, of `KINDS`, and bytes [rows, bytes of a row] uint8."""
+
+    kind: str
+    blocks: Tensor
+    mapped: bool  # a view of the file, to be packed soon: it may change on the disk
 
 
 @runtime_checkable
 class BlockSource(Protocol):
     """Stored tensors of which some are blocks."""
 
-    def read_blocks(self, part: Part) -> tuple[str, Tensor] | None:
-        """The type of blocks and [rows, bytes of a row] uint8; None where the part is not whole rows of `KINDS`."""
+    def read_blocks(self, part: Part) -> StoredBlocks | None:
+        """None where the part is not whole rows of `KINDS`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """blocks [out, bytes of a row] uint8, each row the file's; kind: of `KINDS`."""
+    """Blocks, each row the file's, output after output in several tensors. kind: of `KINDS`."""
 
     kind: str
-    blocks: Tensor
+    views: tuple[Tensor, ...]  # [some outputs, bytes of a row] uint8
     inputs: int
+    mapped: bool = False  # views of a file
 
     @property
     def outputs(self) -> int:
-        return self.blocks.shape[0]
+        return sum(map(len, self.views))
 
     @property
     def nbytes(self) -> int:
-        return self.blocks.nbytes
+        return sum(view.nbytes for view in self.views)
+
+    @property
+    def blocks(self) -> Tensor:
+        return self.views[0] if len(self.views) == 1 else torch.cat(self.views)
+
+    def stretches(self, rows: int) -> Iterator[tuple[int, BlockWeight]]:
+        """Parts of at most so many rows that do not cross views, each with its first output."""
+        first = 0
+        for view in self.views:
+            for part in view.split(rows):
+                yield first, BlockWeight(self.kind, (part,), self.inputs, self.mapped)
+                first += len(part)
 
     def numbers(self) -> Tensor:
         """[out, in] float32: what the blocks stand for."""
         if self.kind == "MXFP4":
-            values, exponents = self.integers(slice(None))
-            each = MXFP4_VALUES[values.int()].view(self.outputs, -1, KINDS[self.kind])
-            return torch.ldexp(each, exponents[..., None] - MXFP4_BIAS).flatten(1)
+            values, exponents = self.integers()
+            each = _MXFP4_VALUES[values.int()].view(self.outputs, -1, KINDS[self.kind])
+            return torch.ldexp(each, exponents[..., None] - _MXFP4_BIAS).flatten(1)
         from gguf import GGMLQuantizationType, dequantize  # here: other models have no use for it
 
         return torch.from_numpy(dequantize(self.blocks.numpy(), GGMLQuantizationType[self.kind]))
 
-    def integers(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Of blocks of 32 with one scale: [rows, in] int8 and [rows, in / 32] float32.
+    def integers(self) -> tuple[Tensor, Tensor]:
+        """Of blocks of 32 with one scale: [out, in] int8 and [out, in / 32] float32.
 
         Of MXFP4 the four bits of each number, and the bytes of the scales.
         """
-        chosen = self.blocks[rows]
-        blocks = chosen.view(len(chosen), self.inputs // 32, -1)
+        blocks = self.blocks.view(self.outputs, self.inputs // 32, -1)
         if self.kind == "MXFP4":
-            return torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), dim=-1).flatten(1).view(torch.int8), blocks[
-                ..., 0
-            ].float()
+            values = torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), dim=-1).flatten(1)
+            return values.view(torch.int8), blocks[..., 0].float()
         scales = blocks[..., :HALF].contiguous().view(torch.float16)[..., 0].float()
         stored = blocks[..., HALF:]
         if self.kind == "Q8_0":
@@ -77,22 +96,8 @@ class BlockWeight:
         """x is quantized group by group of each row."""
         return multiply_groups(x, self.numbers(), KINDS[self.kind], bias)
 
-    def columns(self, which: slice) -> BlockWeight | None:
-        """The same of some inputs; None where these are not whole blocks of 32."""
-        chosen = range(self.inputs)[which]
-        if (
-            chosen.start % 32
-            or len(chosen) % 32
-            or chosen.step != 1
-            or KINDS[self.kind] != 32
-            or self.kind.endswith("_K")
-        ):
-            return None
-        blocks = self.blocks.view(self.outputs, self.inputs // 32, -1)[:, chosen.start // 32 : chosen.stop // 32]
-        return BlockWeight(self.kind, blocks.flatten(1), len(chosen))
-
     def reordered(self, order: Tensor) -> BlockWeight:
-        return BlockWeight(self.kind, self.blocks.index_select(0, order), self.inputs)
+        return BlockWeight(self.kind, (self.blocks.index_select(0, order),), self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +166,13 @@ def _stored(context: LoadContext, part: Part) -> BlockWeight | None:
     found = context.source.read_blocks(part) if isinstance(context.source, BlockSource) else None
     if found is None:
         return None
-    return BlockWeight(*found, inputs=part.kept[1])
+    return BlockWeight(found.kind, (found.blocks,), part.kept[1], found.mapped)
 
 
 def _joined(first: Weight, second: Weight) -> Weight | None:
     match first, second:
         case BlockWeight(), BlockWeight() if (first.kind, first.inputs) == (second.kind, second.inputs):
-            return BlockWeight(first.kind, torch.cat((first.blocks, second.blocks)), first.inputs)
+            return BlockWeight(first.kind, first.views + second.views, first.inputs, first.mapped and second.mapped)
         case DenseWeight(), DenseWeight():
             return DenseWeight(torch.cat((first.values, second.values)))
     return None

@@ -21,7 +21,6 @@ from textgen.layers.weight import (
     Weight,
     WeightFormat,
 )
-from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.integers import Int4Format, Int8Format
 
 
@@ -86,8 +85,9 @@ class StoredFormat(DenseFormat):
 
     def keep(self, context: LoadContext, name: str, read: Callable[[], Numbered]) -> Weight:
         """As it is, but in float32, which is there to compare with."""
-        weight = read() if context.dtype != torch.float32 else None
-        return weight if isinstance(weight, BlockWeight) else DenseFormat.keep(self, context, name, read)
+        weight = read()
+        numbers = context.dtype == torch.float32 or isinstance(weight, DenseWeight)
+        return DenseFormat.keep(self, context, name, lambda: weight) if numbers else weight
 
     def tied(self, context: LoadContext, part: Part) -> Tied:
         """The table stays in the file too: where the head is packed, it is looked up in there."""

@@ -17,6 +17,7 @@ from textgen.ops.pages import let_go
 from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.cache import KeptWeight, MappedWeight
 from textgen.quantization.integers import Int4Weight, Int8Weight
+from textgen.quantization.mxfp4 import Mxfp4Weight
 from textgen.quantization.packed4 import Int4ZerosWeight
 from textgen.quantization.stored import DeferredWeight, StoredWeight
 
@@ -24,7 +25,7 @@ FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 5}
 INT8, INT8_GROUPS, INT4_GROUPS, INT4_ZEROS = 2, 3, 4, 9
 BLOCKS = {"Q8_0": INT8_GROUPS, "Q4_0": INT4_GROUPS, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8, "MXFP4": 10}
 STRETCH = 512  # rows that one thread packs at a time: whole panels
-_PACKABLE = DenseWeight, StoredWeight, DeferredWeight, Int8Weight, Int4Weight, Int4ZerosWeight, BlockWeight
+_PACKABLE = DenseWeight, StoredWeight, DeferredWeight, Int8Weight, Int4Weight, Int4ZerosWeight, BlockWeight, Mxfp4Weight
 
 
 def check_packable(weight: Weight) -> None:
@@ -65,6 +66,8 @@ def form_of(weight: Weight) -> tuple[int, int, int, int]:
             return INT4_GROUPS, weight.outputs, weight.inputs, weight.group
         case Int4ZerosWeight():
             return INT4_ZEROS, weight.outputs, weight.inputs, weight.group
+        case Mxfp4Weight():
+            return BLOCKS["MXFP4"], weight.outputs, weight.inputs, 32
         case BlockWeight():
             form = BLOCKS[weight.kind]
             return form, weight.outputs, weight.inputs, 0 if weight.kind in ("Q4_K", "Q5_K", "Q6_K") else 32
@@ -102,11 +105,15 @@ def pack(kernels: Kernels, workers: Executor, packed: Handle, weight: Weight) ->
     stored = weight.stored if isinstance(weight, DeferredWeight) else weight  # the kernels make its integers
     if isinstance(stored, StoredWeight):
         stretches = [partial(_pack_view, kernels, packed, *each) for each in stored.stretches(STRETCH)]
+    elif isinstance(weight, BlockWeight | Mxfp4Weight):
+        stretches = [partial(_pack_blocks, kernels, packed, *each) for each in weight.stretches(STRETCH)]
     else:
         firsts = range(0, weight.outputs, STRETCH)
         stretches = [partial(_pack_rows, kernels, packed, weight, first) for first in firsts]
     for _ in workers.map(lambda stretch: stretch(), stretches):
         pass
+    for view in weight.views if isinstance(weight, Mxfp4Weight) else ():
+        let_go(view)
 
 
 def _pack_view(kernels: Kernels, packed: Handle, first: int, view: Tensor) -> None:
@@ -126,7 +133,12 @@ def _pack_rows(kernels: Kernels, packed: Handle, weight: Weight, first: int) -> 
         case Int4ZerosWeight(scales=scales, zeros=zeros):
             both = torch.cat((scales[rows].float(), zeros[rows].float()), dim=1)
             kernels.pack(packed, first, weight.values(rows), both)
-        case BlockWeight(kind="Q8_0" | "Q4_0" | "MXFP4"):
-            kernels.pack(packed, first, *weight.integers(rows))
-        case BlockWeight(blocks=blocks):
-            kernels.pack(packed, first, blocks[rows])
+
+
+def _pack_blocks(kernels: Kernels, packed: Handle, first: int, weight: BlockWeight) -> None:
+    if weight.kind in ("Q8_0", "Q4_0", "MXFP4"):
+        kernels.pack(packed, first, *weight.integers())
+    else:
+        kernels.pack(packed, first, weight.blocks)
+    for view in weight.views if weight.mapped else ():
+        let_go(view)
