@@ -9,10 +9,13 @@ from statistics import median
 from typing import Any
 
 import pytest
+import torch
 from support.api import Api
+from support.models import SIZES, save, vocabulary_size
 from support.prompts import words
 from support.reference import Reference, must_match
-from support.server import Start
+from support.server import Launcher, Start
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from textgen import LLM, SamplingParams
 
@@ -83,6 +86,22 @@ def test_threads_are_bound_to_processors(start: Start, plan: str) -> None:
     assert threads_of(launcher.pid)[0] == allowed
 
 
+TEXT = "Once upon a time there was a little girl who lived in a small house near the sea. One day she found a key."
+
+
+def missed(launcher: Launcher, reference: Reference) -> list[float]:
+    """By how much the log-probability of each token of a prompt differs from Transformers'."""
+    expected = reference.prompt_logprobs(TEXT)
+    api = Api(launcher.url)
+    parameters = {"details": True, "decoder_input_details": True, "max_new_tokens": 1}
+    answer = api.post("/generate", {"inputs": TEXT, "parameters": parameters})
+    api.close()
+    got = [token["logprob"] for token in answer["details"]["prefill"]][1:]
+    assert len(got) == len(expected)
+    assert "plan: " in launcher.log
+    return [abs(ours - theirs) for ours, theirs in zip(got, expected, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "bound"),
     [("quantize", "int8", 0.06), ("quantize", "int4", 0.5), ("kv_cache_dtype", "int8", 0.05)],
@@ -91,19 +110,24 @@ def test_a_quantized_model_says_nearly_the_same(
     start: Start, built_in_reference: Reference, setting: str, value: str, bound: float
 ) -> None:
     """By the log-probabilities of a prompt, against Transformers' with weights and cache as they are stored."""
-    launcher = start(**{setting: value}, dtype="float32", plan="auto").wait_ready()
-    text = "Once upon a time there was a little girl who lived in a small house near the sea. One day she found a key."
-    expected = built_in_reference.prompt_logprobs(text)
-    api = Api(launcher.url)
-    parameters = {"details": True, "decoder_input_details": True, "max_new_tokens": 1}
-    answer = api.post("/generate", {"inputs": text, "parameters": parameters})
-    api.close()
-    got = [token["logprob"] for token in answer["details"]["prefill"]][1:]
-    assert len(got) == len(expected)
-    missed = [abs(ours - theirs) for ours, theirs in zip(got, expected, strict=True)]
-    assert median(missed) < bound, "tokens that nobody expects may be missed by more"
-    assert max(missed) > 1e-4, "nothing was quantized"
-    assert "plan: " in launcher.log
+    apart = missed(start(**{setting: value}, dtype="float32", plan="auto").wait_ready(), built_in_reference)
+    assert median(apart) < bound, "tokens that nobody expects may be missed by more"
+    assert max(apart) > 1e-4, "nothing was quantized"
+
+
+def test_a_mixture_of_experts_in_few_bits_says_nearly_the_same(start: Start, tmp_path: Path) -> None:
+    """And as it is stored the same; as the median of tokens, since some choose other experts."""
+    torch.manual_seed(7)
+    mixture = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+    config = Qwen3MoeConfig(**(SIZES | mixture), vocab_size=vocabulary_size(), initializer_range=0.1)
+    save(Qwen3MoeForCausalLM(config), tmp_path)
+    reference, found = Reference(tmp_path), list[float]()
+    for quantize in ("", "int8", "int4"):
+        given = {"quantize": quantize} if quantize else {}
+        launcher = start(model=tmp_path, dtype="float32", plan="auto", **given).wait_ready()
+        found.append(median(missed(launcher, reference)))
+        launcher.stop()
+    assert found[0] < 1e-4 < found[1] < found[2] < 0.3, found
 
 
 def test_blocks_of_integers_are_shared_and_copied(tiny_folder: Path) -> None:

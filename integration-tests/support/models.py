@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import textgen
 
@@ -86,8 +86,9 @@ def write_tiny(tiny: Tiny, folder: Path) -> Path:
     return made
 
 
-def save(model: LlamaForCausalLM, folder: Path, shard_size: str | None = None) -> None:
+def save(model: PreTrainedModel, folder: Path, shard_size: str | None = None) -> None:
     """Weights, configs and the built-in tokenizer and template."""
+    assert model.generation_config is not None
     model.generation_config.eos_token_id, model.generation_config.bos_token_id = END, BOS
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
     assert (folder / "model.safetensors.index.json").exists() == (shard_size is not None)
