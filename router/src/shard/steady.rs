@@ -53,7 +53,7 @@ impl Last {
     /// and for pages that are none.
     #[must_use]
     pub fn new(segments: Vec<u32>, (page_size, pages): (u32, u32)) -> Option<Self> {
-        let good = segments.len() % SEGMENT_COLUMNS == 0 && page_size > 0 && i32::try_from(pages).is_ok();
+        let good = segments.len().is_multiple_of(SEGMENT_COLUMNS) && page_size > 0 && i32::try_from(pages).is_ok();
         good.then_some(Self { segments, begun: Vec::new(), page_size, pages })
     }
 
@@ -76,7 +76,7 @@ impl Last {
         self.begun.clear();
         for at in 0..count {
             let start = self.segments[count + at].wrapping_add(1);
-            let begins = start % self.page_size == 0;
+            let begins = start.is_multiple_of(self.page_size);
             (self.segments[count + at], self.segments[NEW_PAGES * count + at]) = (start, u32::from(begins));
             if begins {
                 let page = pages.next().filter(|&page| page < self.pages)?;
