@@ -22,9 +22,8 @@ from tests.seeds import fresh_seed
 from textgen.gguf.index import NAME, Index, StoredTensor
 from textgen.gguf.unpack import unpack
 from textgen.launcher.checkpoint import read_checkpoint
-from textgen.layers.expert_weights import ExpertMatrices
 from textgen.layers.experts import Experts
-from textgen.layers.weight import DenseWeight, LoadContext, Part
+from textgen.layers.weight import DenseWeight, ExpertMatrices, LoadContext, Part
 from textgen.models.decoder import Decoder
 from textgen.models.gguf_source import GgufFiles
 from textgen.models.load import load_model

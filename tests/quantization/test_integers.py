@@ -86,13 +86,15 @@ def test_bytes_of_a_model_are_those_of_its_weights(tmp_path: Path) -> None:
     int8, int4 = (weight_bytes(spec, parameters, 2, name) for name in ("int8", "int4"))
     assert int4 < int8 < 2 * parameters + spec.vocab_size * spec.hidden_size
     tied = replace(spec, tied_head=True)
-    apart = gpu_weight_bytes(tied, parameters, 2, "int8", 0)
+    apart = gpu_weight_bytes(tied, parameters, 2, "int8", 0, kernels=True)
     assert apart - weight_bytes(tied, parameters, 2, "int8") == 2 * spec.vocab_size * spec.hidden_size
     make_model(tmp_path / "e", "Qwen3MoeForCausalLM", hidden_size=64, moe_intermediate_size=512)
     mixture, _ = describe(read_config(tmp_path / "e"))
     numbers = read_checkpoint(tmp_path / "e").parameters
     sizes = [weight_bytes(mixture, numbers, 2, form) for form in (None, "int8", "int4")]
     assert sizes[0] > 1.7 * sizes[1] > 2.5 * sizes[2], "most of its numbers are experts'"
+    by_kernels, by_torch = (gpu_weight_bytes(mixture, numbers, 2, "int4", 0, kernels) for kernels in (True, False))
+    assert by_torch > 2.5 * by_kernels, "torch multiplies experts as numbers"
     matrix = drawn(256, 512)
     assert Int8Format().of(matrix).nbytes <= matrix.numel() * (1 + 4 / 256)  # type: ignore[attr-defined]
     assert Int4Format(32).of(matrix).nbytes == matrix.numel() * (0.5 + 2 / 32)  # type: ignore[attr-defined]

@@ -6,13 +6,17 @@ import random
 from pathlib import Path
 from typing import Any, cast
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.models import test_fp8
 from tests.models.test_decoder import CPU
+from tests.models.test_mxfp4 import packed_model
 from tests.models.tiny import make_model
 from tests.ops.cpu.test_plan import logits
 from tests.ops.cuda.conftest import BUILT
@@ -20,20 +24,22 @@ from tests.ops.cuda.host_device import COMPILER, HostDevice
 from tests.seeds import fresh_seed
 from textgen.launcher.checkpoint import read_checkpoint
 from textgen.layers.expert_weights import GroupedMatrices
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight, WeightFormat
+from textgen.layers.experts import Experts
+from textgen.layers.weight import DenseWeight, ExpertMatrices, LoadContext, Part, Tied, Weight, WeightFormat
 from textgen.models.decoder import Decoder
 from textgen.models.load import load_model
 from textgen.models.weights import WeightFiles
 from textgen.ops import select_ops
 from textgen.parallel import Parallel
 from textgen.quantization.blocks import StackedWeight
-from textgen.quantization.formats import BYTES
+from textgen.quantization.formats import BYTES, GPU_BLOCK_BYTES
 from textgen.quantization.fp8 import Fp8Weight
 from textgen.quantization.integers import Int4Format, Int8Format
-from textgen.quantization.kernels import KernelWeight, kernel_format
+from textgen.quantization.kernels import KernelExperts, KernelWeight, kernel_format, plain_of
 from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.packed4 import Int4ZerosWeight
 
+from .test_blocks import WIDTH, blocked, random_blocks, stored
 from .test_packed4 import MIXTURE, quantized
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is missing")
@@ -169,16 +175,108 @@ def test_checkpoints_of_gptq_and_awq(device: HostDevice, method: str, orders: st
     assert "linear_few" in device.launches
 
 
-@pytest.mark.parametrize(("method", "orders"), [("gptq", "each"), ("awq", "none")])
+def expert_matrices(model: Decoder) -> list[ExpertMatrices]:
+    mlps = [cast(Any, layer.block).mlp for layer in model.layers]
+    return [matrices for mlp in mlps if isinstance(mlp, Experts) for matrices in (mlp.up, mlp.down)]
+
+
+def assert_experts(ours: Decoder, theirs: Decoder, form: str) -> None:
+    """The numbers that each stands for, in that form."""
+    made, exact = expert_matrices(ours), expert_matrices(theirs)
+    assert made and len(made) == len(exact)
+    for matrices, dense in zip(made, exact, strict=True):
+        assert isinstance(matrices, KernelExperts) and matrices.bricks.form == form
+        for one, other in zip(matrices.each, dense.each, strict=True):
+            assert isinstance(one, KernelWeight) and isinstance(other, DenseWeight)
+            numbers = one.bricks.plain().numbers()
+            torch.testing.assert_close(numbers.to(BF16), other.values, rtol=2**-7, atol=0)
+
+
 @torch.inference_mode()
-def test_experts_in_four_bits_become_numbers(device: HostDevice, method: str, orders: str, tmp_path: Path) -> None:
-    """One grouped product multiplies all of them."""
-    numbers = quantized(tmp_path, method, method == "gptq", orders, MIXTURE)
+def test_experts_in_four_bits(device: HostDevice, tmp_path: Path) -> None:
+    """One product multiplies all of them."""
+    numbers = quantized(tmp_path, "awq", False, "none", MIXTURE)
     ours, theirs = both(tmp_path, numbers, device)
-    for layer, exact in zip(ours.layers, theirs.layers, strict=True):
-        for name in ("up", "down"):
-            made, dense = (getattr(cast(Any, each.block).mlp, name) for each in (layer, exact))
-            assert isinstance(made, GroupedMatrices) and torch.equal(made.values, dense.values)
+    assert_experts(ours, theirs, "INT4")
+    assert_alike(ours, theirs)
+    assert "grouped_linear" not in device.launches
+
+
+@torch.inference_mode()
+def test_experts_whose_inputs_are_in_an_order_become_numbers(device: HostDevice, tmp_path: Path) -> None:
+    numbers = quantized(tmp_path, "gptq", True, "each", MIXTURE)
+    ours, theirs = both(tmp_path, numbers, device)
+    for made, dense in zip(expert_matrices(ours), expert_matrices(theirs), strict=True):
+        assert isinstance(made, GroupedMatrices) and isinstance(dense, GroupedMatrices)
+        assert torch.equal(made.values, dense.values)
+    assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@torch.inference_mode()
+def test_experts_quantized_while_loading(device: HostDevice, bits: int, tmp_path: Path) -> None:
+    make_model(tmp_path, MIXTURE, hidden_size=64, moe_intermediate_size=96, decoder_sparse_step=1, mlp_only_layers=[])
+    inner = Int4Format(32) if bits == 4 else Int8Format()
+    ours, theirs = both(tmp_path, tmp_path, device, inner)
+    for made, exact in zip(expert_matrices(ours), expert_matrices(theirs), strict=True):
+        assert isinstance(made, KernelExperts)
+        for one, other in zip(made.each, exact.each, strict=True):
+            plain = plain_of(inner.of(cast(Any, other).values), CPU)
+            assert plain is not None and torch.equal(cast(Any, one).bricks.plain().codes, plain.codes)
+
+
+@torch.inference_mode()
+def test_neurons_that_fill_no_16_bytes_are_numbers_with_more_of_them(device: HostDevice, tmp_path: Path) -> None:
+    make_model(tmp_path, MIXTURE, moe_intermediate_size=36, decoder_sparse_step=1, mlp_only_layers=[])
+    ours, theirs = both(tmp_path, tmp_path, device, Int8Format())
+    for made, exact in zip(expert_matrices(ours), expert_matrices(theirs), strict=True):
+        assert isinstance(made, GroupedMatrices) and isinstance(exact, GroupedMatrices)
+        assert torch.equal(made.values, exact.values)
+
+
+@torch.inference_mode()
+def test_experts_in_mxfp4(device: HostDevice, tmp_path: Path) -> None:
+    packed_model(tmp_path, fresh_seed())
+    ours, theirs = both(tmp_path, tmp_path, device)
+    assert_experts(ours, theirs, "E2M1")
+    assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "MXFP4", "Q5_K"])
+@torch.inference_mode()
+def test_blocks_of_files(device: HostDevice, kind: str, tmp_path: Path) -> None:
+    """Those with one scale for 32 numbers stay as they are; but an integer of -128 is none of the kernels'."""
+    raw = random_blocks(np.random.default_rng(fresh_seed()), kind, 40, WIDTH)
+    if kind == "Q8_0":
+        raw = np.where(raw.view(np.int8) == -128, 7, raw).astype(np.uint8)
+    numbers = torch.from_numpy(gguf.dequantize(raw, GGMLQuantizationType[kind]))
+    format = kernel_format(None, device, CPU, BF16, blocks=True)
+    for lowest in (False, kind == "Q8_0"):
+        raw[3, 40] = 128 if lowest else raw[3, 40]
+        with stored(
+            tmp_path, {"a": (kind, raw), "b": ("Q6_K", random_blocks(np.random.default_rng(1), "Q6_K", 8, WIDTH))}
+        ) as files:
+            context = LoadContext(files, BF16, CPU, Parallel(), format)
+            one = context.weight(Part("a", (40, WIDTH)))
+            two = context.weight(Part("a", (40, WIDTH)), Part("b", (8, WIDTH)))
+        known = kind in GPU_BLOCK_BYTES and not lowest
+        assert isinstance(one, KernelWeight) == known
+        assert isinstance(two, StackedWeight if known else DenseWeight) and two.outputs == 48
+        if isinstance(one, KernelWeight):
+            assert torch.equal(one.bricks.plain().numbers(), numbers)
+            assert one.nbytes <= 64 * WIDTH * GPU_BLOCK_BYTES[kind]
+        elif isinstance(one, DenseWeight) and not lowest:
+            assert torch.equal(one.values, numbers.to(BF16))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
+@torch.inference_mode()
+def test_models_in_blocks_of_many_types(device: HostDevice, architecture: str, tmp_path: Path) -> None:
+    made = blocked(tmp_path, architecture)
+    format = kernel_format(None, device, CPU, BF16, blocks=True)
+    ours = load_model(made, BF16, CPU, Parallel(), select_ops(), format=format)
+    theirs = load_model(made, BF16, CPU, Parallel(), select_ops())
+    assert isinstance(ours, Decoder) and isinstance(theirs, Decoder)
     assert_alike(ours, theirs)
 
 

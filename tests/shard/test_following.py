@@ -124,6 +124,22 @@ def test_a_mixture_of_experts_is_captured(
     equal(ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", model_dir=str(tmp_path)), script))
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_experts_of_few_bits_are_captured(
+    make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, quantize: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, "MixtralForCausalLM", rng.getrandbits(30))
+    settings = {"model_dir": str(tmp_path), "quantize": quantize, "dtype": "bfloat16"}
+    script: list[tuple[str, int, list[int], dict[str, Any]]]
+    script = [("seat", slot, [rng.randrange(100) for _ in range(9)], {}) for slot in range(3)]
+    script += [("step", 0, [], {})] * 6
+    ours = play(on_gpu(make_runner, **settings), script)
+    assert gpu.captured == 2 and gpu.replayed >= 4
+    assert "group_rows" in gpu.kernels.launches and "grouped_linear" not in gpu.kernels.launches
+    gpu.refuses = "not today"
+    assert answers(ours) == answers(play(on_gpu(make_runner, **settings), script))
+
+
 @pytest.mark.parametrize(("stored", "dtype"), [("int8", "float32"), ("fp8", "bfloat16")])
 def test_a_cache_of_8_bits_is_followed(
     make_runner: RunnerMaker, gpu: StandIn, rng: random.Random, stored: str, dtype: str

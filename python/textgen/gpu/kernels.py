@@ -13,7 +13,7 @@ from torch import Tensor
 
 from textgen.models.spec import GatedActivation, RouterSpec
 from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference, sampling
-from textgen.ops.cuda.bricks import Form, Plain, pack
+from textgen.ops.cuda.bricks import FOUR_BITS, Form, Plain, pack, stack
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.flash import FA2_PAGE, Flash, FlashMissing, FlashOps, find_flash
 from textgen.ops.cuda.linear import HALVES, Linears
@@ -296,25 +296,63 @@ def shape_logits(case: Case) -> Error:
     return error(got, sampling.shape(logits, rows, known, allowed)), 1e-5
 
 
-def quantized_linear(case: Case) -> Error:
-    """Weights of every form, long rows too, of which blocks have a part each."""
-    rng, dtype, forms = case.rng, case.rng.choice(HALVES), list[Form](["INT4", "INT4", "INT8", "E4M3"])
-    form, rows = rng.choice(forms), rng.choice([1, rng.randint(2, 16), rng.randint(17, 300)])
-    group = rng.choice([32, 64, 128]) if form == "INT4" else 128 if form == "E4M3" and rng.random() < 0.5 else 0
-    outputs, inputs = rng.randint(1, case.largest), 128 * rng.randint(1, max(case.largest // 64, 2))
-    size = (outputs, inputs // (group or inputs))
-    codes = torch.randint(0, 16 if form == "INT4" else 127, (outputs, inputs), dtype=torch.uint8, device=case.there)
-    if form != "INT4":
+# Groups and the dtype of scales that weights of each form come with.
+FORMS: list[tuple[Form, list[int], torch.dtype]] = [
+    ("INT4", [32, 64, 128], torch.float16), ("E2M1", [32], torch.bfloat16), ("INT8", [0], torch.float32),
+    ("INT8", [32], torch.float16), ("E4M3", [0, 128], torch.float32),
+]  # fmt: skip
+
+
+def drawn_weight(case: Case, form: Form, group: int, of_scales: torch.dtype, size: tuple[int, int]) -> Plain:
+    """size: outputs and inputs, these a multiple of 128. Zero points where all of a product's weights may have them."""
+    outputs, inputs = size
+    of_groups = (outputs, inputs // (group or inputs))
+    four = form in FOUR_BITS
+    codes = torch.randint(0, 16 if four else 127, size, dtype=torch.uint8, device=case.there)
+    if not four:
         codes += torch.randint_like(codes, 2) * 128
-    zeros = torch.randint(0, 17, size, dtype=torch.uint8, device=case.there) if form == "INT4" else None
-    scales = (case.tensor(*size) * 0.02).to(torch.float16 if form == "INT4" else torch.float32)
-    plain = Plain(form, codes, scales, rng.choice([zeros, None]), group)
-    x, bias = case.tensor(rows, inputs, dtype=dtype), rng.choice([None, case.tensor(outputs, dtype=dtype)])
-    got = Linears.on(case.kernels, case.there).multiply(x, pack(plain), bias)
+    zeros = torch.randint(0, 17, of_groups, dtype=torch.uint8, device=case.there) if form == "INT4" else None
+    return Plain(form, codes, (case.tensor(*of_groups) * 0.02).to(of_scales), zeros, group)
+
+
+def error_of_product(got: Tensor, x: Tensor, plain: Plain, bias: Tensor | None) -> float:
+    """Beside what a sum in float32 is exact to."""
     numbers, x = plain.numbers().double(), x.double()
     expected = x @ numbers.t() + (0 if bias is None else bias.double())
-    parts = x.abs() @ numbers.abs().t()  # what a sum in float32 is exact to
-    return error((got.double() - expected) / (expected.abs() + 2**-8 * parts + 1e-3), 0 * expected), WITHIN[dtype]
+    parts = x.abs() @ numbers.abs().t()
+    return error((got.double() - expected) / (expected.abs() + 2**-8 * parts + 1e-3), 0 * expected)
+
+
+def quantized_linear(case: Case) -> Error:
+    """Weights of every form, long rows too, of which blocks have a part each."""
+    rng, dtype, (form, groups, of_scales) = case.rng, case.rng.choice(HALVES), case.rng.choice(FORMS)
+    rows = rng.choice([1, rng.randint(2, 16), rng.randint(17, 300)])
+    size = rng.randint(1, case.largest), 128 * rng.randint(1, max(case.largest // 64, 2))
+    plain = drawn_weight(case, form, rng.choice(groups), of_scales, size)
+    plain = replace(plain, zeros=rng.choice([plain.zeros, None]))
+    x, bias = case.tensor(rows, size[1], dtype=dtype), rng.choice([None, case.tensor(size[0], dtype=dtype)])
+    got = Linears.on(case.kernels, case.there).multiply(x, pack(plain), bias)
+    return error_of_product(got, x, plain, bias), WITHIN[dtype]
+
+
+def quantized_experts(case: Case) -> Error:
+    """The same of experts' weights: rows sorted by expert, gathered from fewer."""
+    rng, dtype, (form, groups, of_scales) = case.rng, case.rng.choice(HALVES), case.rng.choice(FORMS)
+    count, tokens = rng.choice([2, 40]), rng.choice([1, 8, case.largest])
+    size, group = (rng.randint(1, case.largest), 128 * rng.randint(1, max(case.largest // 256, 1))), rng.choice(groups)
+    plains = [drawn_weight(case, form, group, of_scales, size) for _ in range(count)]
+    if rng.random() < 0.5:
+        plains = [replace(plain, zeros=None) for plain in plains]
+    weights = stack(map(pack, plains), count)
+    assert weights is not None
+    x, biases = case.tensor(tokens, size[1], dtype=dtype), case.tensor(count, size[0], dtype=dtype)
+    sources, _, ends = case.ops.group_rows(torch.randint(0, count, (tokens, 2), device=case.there), count)
+    got = Linears.on(case.kernels, case.there).multiply_experts(x, weights, ends, biases, sources)
+    bounds, worst = [0, *ends.tolist()], 0.0
+    for expert, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        given = x.index_select(0, sources[begin:end])
+        worst = max(worst, error_of_product(got[begin:end], given, plains[expert], biases[expert]))
+    return worst, WITHIN[dtype]
 
 
 FLASH = "flash_attn"  # where it is installed
@@ -329,6 +367,7 @@ CHECKS: dict[str, Callable[[Case], Error]] = {
     "route, group_rows, grouped_linear, weighted_sum": experts,
     "grouped_linear, attention in one order": same_bits,
     "linear_few, linear_tiles": quantized_linear,
+    "linear_few, linear_tiles of experts": quantized_experts,
     "sample": sample,
     "shape": shape_logits,
     FLASH: flash_attention,

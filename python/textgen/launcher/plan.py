@@ -15,7 +15,7 @@ from textgen.launcher.memory import MemoryPlan, Needs, plan_gpu, plan_memory
 from textgen.launcher.model import Model
 from textgen.launcher.settings import Settings
 from textgen.models.groups import group_layers
-from textgen.quantization.formats import block_bytes, gpu_weight_bytes, weight_bytes
+from textgen.quantization.formats import GPU_BLOCK_BYTES, block_bytes, gpu_weight_bytes, weight_bytes
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOST_ENCODED = 2048  # the same of a model with an encoder, which reads its whole input in one step
@@ -279,13 +279,15 @@ def _lengths(settings: Settings, model: Model) -> tuple[int, int]:
 def _weights(settings: Settings, model: Model, dtype: str, hardware: Hardware) -> int:
     """Bytes of them as they are kept."""
     checkpoint, size = model.checkpoint, BYTES[dtype]
-    planned = _planned(settings, model, hardware)
-    if checkpoint.blocks is not None and settings.quantize is None and planned and dtype != "float32":
-        return block_bytes(checkpoint.blocks, size)
+    stored = checkpoint.blocks if settings.quantize is None and dtype != "float32" else None
     if settings.device != "cpu":
-        kernels = settings.attention != "torch" and dtype != "float32"
+        kernels = settings.attention != "torch" and dtype != "float32" and not settings.deterministic
+        if stored is not None and kernels:
+            return block_bytes(stored, size, GPU_BLOCK_BYTES)
         form = settings.quantize or ("packed4" if checkpoint.four_bits else None)
-        return gpu_weight_bytes(model.spec, checkpoint.parameters, size, form, checkpoint.scaled if kernels else 0)
+        return gpu_weight_bytes(model.spec, checkpoint.parameters, size, form, checkpoint.scaled, kernels)
+    if stored is not None and _planned(settings, model, hardware):
+        return block_bytes(stored, size)
     form = settings.quantize or ("int4" if checkpoint.four_bits else None)
     return weight_bytes(model.spec, checkpoint.parameters, size, form)
 

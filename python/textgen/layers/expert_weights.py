@@ -6,35 +6,20 @@ ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseWeight, LoadContext, Numbered, Part, Weight, WeightSource
+from textgen.layers.weight import DenseWeight, ExpertMatrices, LoadContext, Numbered, Part, Weight
 from textgen.models.names import LayerNames
 from textgen.models.spec import ExpertsSpec
 from textgen.ops import Ops
 from textgen.quantization.mxfp4 import read_mxfp4
 
 ALIGNED = 8  # numbers of two bytes each
-
-
-@runtime_checkable
-class ExpertMatrices(Protocol):
-    """The same matrix of every expert."""
-
-    @property
-    def outputs(self) -> int: ...
-
-    @property
-    def each(self) -> Sequence[Weight]: ...
-
-    def multiply(self, x: Tensor, ends: Tensor, bias: Tensor | None, sources: Tensor | None = None) -> Tensor:
-        """Rows of each expert, which end before ends [experts], times its matrix; see `Ops.grouped_linear`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,68 +41,27 @@ class GroupedMatrices:
         return self.ops.grouped_linear(x, self.values, ends, bias, sources)
 
 
-@dataclass(frozen=True, slots=True)
-class SeparateMatrices:
-    """Multiplied one by one, in the format of linear layers. It asks the host how many rows each has."""
-
-    each: Sequence[Weight]
-
-    @property
-    def outputs(self) -> int:
-        return self.each[0].outputs
-
-    def multiply(self, x: Tensor, ends: Tensor, bias: Tensor | None, sources: Tensor | None = None) -> Tensor:
-        x = x if sources is None else x.index_select(0, sources)
-        y, begin = x.new_empty(len(x), self.outputs), 0
-        for expert, end in enumerate(ends.tolist()):
-            if end > begin:
-                own = None if bias is None else bias[expert]
-                y[begin:end] = self.each[expert].multiply(x[begin:end], own)
-            begin = end
-        return y
-
-
 def load_expert_weights(
     context: LoadContext, hidden: int, experts: ExpertsSpec, names: LayerNames, ops: Ops
 ) -> tuple[ExpertMatrices, ExpertMatrices]:
     """Of [2 * neurons, hidden], gates first, and of [hidden, neurons]: the rank's neurons of each expert."""
     mine = context.parallel.share(experts.intermediate_size, "neurons of an expert")
-    if context.format.by_expert:
-        return _load_separate(context, hidden, experts, names, mine)
+    in_mxfp4 = names.layout.experts == "neighbours" and context.source.has(f"{names.expert_gate_up}_blocks")
+    stored = (_Mxfp4 if in_mxfp4 else _Matrices)(context, hidden, experts, names, mine)
+    up, down = stored.up(), stored.down()
     neurons = mine.stop - mine.start
-    padded = _padded(neurons)
-    up = torch.zeros((experts.count, 2 * padded, hidden), dtype=context.dtype, device=context.device)
-    down = torch.zeros((experts.count, hidden, padded), dtype=context.dtype, device=context.device)
-    for expert in range(experts.count):
-        into = (up[expert, :neurons], up[expert, padded : padded + neurons], down[expert, :, :neurons])
-        if _in_mxfp4(context, names):
-            stored = _Mxfp4(context.source, expert, hidden, experts, names, mine)
-            values = (*stored.up().numbers().chunk(2), stored.down().numbers())
-            for target, each in zip(into, values, strict=True):
-                target.copy_(each)
-        else:
-            for part, target in zip(_parts(expert, hidden, experts, names, mine), into, strict=True):
-                context.format.read_numbers(context, part, target)
-    return GroupedMatrices(up, ops), GroupedMatrices(down, ops)
-
-
-def _load_separate(
-    context: LoadContext, hidden: int, experts: ExpertsSpec, names: LayerNames, mine: slice
-) -> tuple[ExpertMatrices, ExpertMatrices]:
-    if not _in_mxfp4(context, names):
-        parts = [_parts(expert, hidden, experts, names, mine) for expert in range(experts.count)]
-        ups = context.format.load_experts(context, [each[:2] for each in parts])
-        downs = context.format.load_experts(context, [each[2:] for each in parts])
-        return SeparateMatrices(ups), SeparateMatrices(downs)
-    stored = [_Mxfp4(context.source, expert, hidden, experts, names, mine) for expert in range(experts.count)]
-    kept = [
-        [context.format.keep(context, f"{name} {expert} {mine}", read) for expert, read in enumerate(reads)]
-        for name, reads in (
-            (names.expert_gate_up, [each.up for each in stored]),
-            (names.expert_down, [each.down for each in stored]),
-        )
-    ]
-    return SeparateMatrices(kept[0]), SeparateMatrices(kept[1])
+    padded = -(-neurons // ALIGNED) * ALIGNED
+    if up is None or (down is None and padded > neurons):  # neurons that give nothing are in both, or in none
+        values = _zeros(context, experts.count, 2 * padded, hidden)
+        for expert, matrix in enumerate(values):
+            stored.read_up(expert, matrix[:neurons], matrix[padded : padded + neurons])
+        up = GroupedMatrices(values, ops)
+    if down is None:
+        values = _zeros(context, experts.count, hidden, padded)
+        for expert, matrix in enumerate(values):
+            stored.read_down(expert, matrix[:, :neurons])
+        down = GroupedMatrices(values, ops)
+    return up, down
 
 
 def load_expert_biases(
@@ -147,61 +91,99 @@ def load_expert_biases(
     return up, context.tensor(Part(down, (experts.count, hidden)))
 
 
-def _in_mxfp4(context: LoadContext, names: LayerNames) -> bool:
-    return names.layout.experts == "neighbours" and context.source.has(f"{names.expert_gate_up}_blocks")
+def _zeros(context: LoadContext, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=context.dtype, device=context.device)
 
 
 @dataclass(frozen=True, slots=True)
-class _Mxfp4:
-    """One expert that is stored so, with gates beside what they gate."""
+class _Matrices:
+    """Experts stored as matrices. None: the format wants the numbers of all in one tensor, which are read there."""
 
-    source: WeightSource
-    expert: int
+    context: LoadContext
     hidden: int
     experts: ExpertsSpec
     names: LayerNames
     mine: slice
 
-    def up(self) -> Numbered:
+    def up(self) -> ExpertMatrices | None:
+        parts = [self._parts(expert)[:2] for expert in range(self.experts.count)]
+        return self.context.format.load_experts(self.context, parts)
+
+    def down(self) -> ExpertMatrices | None:
+        parts = [self._parts(expert)[2:] for expert in range(self.experts.count)]
+        return self.context.format.load_experts(self.context, parts)
+
+    def read_up(self, expert: int, gates: Tensor, ups: Tensor) -> None:
+        for part, into in zip(self._parts(expert)[:2], (gates, ups), strict=True):
+            self.context.format.read_numbers(self.context, part, into)
+
+    def read_down(self, expert: int, into: Tensor) -> None:
+        self.context.format.read_numbers(self.context, self._parts(expert)[2], into)
+
+    def _parts(self, expert: int) -> Sequence[Part]:
+        """Gate, up and down of one expert."""
+        size, count, mine = self.experts.intermediate_size, self.experts.count, self.mine
+        names, hidden = self.names, self.hidden
+        gate_up, down = names.expert_gate_up, names.expert_down
+        match names.layout.experts:
+            case "each" | "stacks":  # names of stacks have no place for a number
+                gate_up_parts = [
+                    Part(f"{name.format(expert)}.weight", (size, hidden), rows=mine)
+                    for name in (names.expert_gate, names.expert_up)
+                ]
+                down_part = Part(f"{down.format(expert)}.weight", (hidden, size), columns=mine)
+            case "stacked":
+                gate_up_parts = [
+                    Part(f"{gate_up}.weight", (2 * size, hidden), rows=slice(first + mine.start, first + mine.stop))
+                    for first in (0, size)
+                ]
+                down_part = Part(f"{down}.weight", (hidden, size), columns=mine)
+            case "neighbours":
+                every = [slice(2 * mine.start + place, 2 * mine.stop, 2) for place in (0, 1)]
+                gate_up_parts = [Part(gate_up, (2 * size, hidden), rows=rows, transposed=True) for rows in every]
+                down_part = Part(down, (hidden, size), columns=mine, transposed=True)
+        parts = (*gate_up_parts, down_part)
+        each = names.layout.experts == "each"
+        return parts if each else [replace(part, index=expert, stacked=count) for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mxfp4:
+    """As `_Matrices`, of experts that are stored so, with gates beside what they gate."""
+
+    context: LoadContext
+    hidden: int
+    experts: ExpertsSpec
+    names: LayerNames
+    mine: slice
+
+    def up(self) -> ExpertMatrices | None:
+        return self._kept(self.names.expert_gate_up, self._up)
+
+    def down(self) -> ExpertMatrices | None:
+        return self._kept(self.names.expert_down, self._down)
+
+    def read_up(self, expert: int, gates: Tensor, ups: Tensor) -> None:
+        for values, into in zip(self._up(expert).numbers().chunk(2), (gates, ups), strict=True):
+            into.copy_(values)
+
+    def read_down(self, expert: int, into: Tensor) -> None:
+        into.copy_(self._down(expert).numbers())
+
+    def _kept(self, name: str, read: Callable[[int], Numbered]) -> ExpertMatrices | None:
+        reads = {f"{name} {expert} {self.mine}": partial(read, expert) for expert in range(self.experts.count)}
+        return self.context.format.keep_experts(self.context, reads)
+
+    def _up(self, expert: int) -> Numbered:
         """Gates first."""
         count, size = self.experts.count, self.experts.intermediate_size
-        both = read_mxfp4(self.source, self.names.expert_gate_up, (count, 2 * size, self.hidden), self.expert)
+        shape = (count, 2 * size, self.hidden)
+        both = read_mxfp4(self.context.source, self.names.expert_gate_up, shape, expert)
         mine = torch.arange(size)[self.mine]
         return both.reordered(torch.cat((2 * mine, 2 * mine + 1)))
 
-    def down(self) -> Numbered:
+    def _down(self, expert: int) -> Numbered:
         """Numbers where the rank's are not whole blocks."""
         count, size = self.experts.count, self.experts.intermediate_size
-        whole = read_mxfp4(self.source, self.names.expert_down, (count, self.hidden, size), self.expert)
+        whole = read_mxfp4(self.context.source, self.names.expert_down, (count, self.hidden, size), expert)
         return whole.columns(self.mine) or DenseWeight(whole.numbers()[:, self.mine])
-
-
-def _parts(expert: int, hidden: int, experts: ExpertsSpec, names: LayerNames, mine: slice) -> Sequence[Part]:
-    """Gate, up and down of one expert."""
-    size, count = experts.intermediate_size, experts.count
-    gate_up, down = names.expert_gate_up, names.expert_down
-    match names.layout.experts:
-        case "each" | "stacks":  # names of stacks have no place for a number
-            gate_up_parts = [
-                Part(f"{name.format(expert)}.weight", (size, hidden), rows=mine)
-                for name in (names.expert_gate, names.expert_up)
-            ]
-            down_part = Part(f"{down.format(expert)}.weight", (hidden, size), columns=mine)
-        case "stacked":
-            gate_up_parts = [
-                Part(f"{gate_up}.weight", (2 * size, hidden), rows=slice(first + mine.start, first + mine.stop))
-                for first in (0, size)
-            ]
-            down_part = Part(f"{down}.weight", (hidden, size), columns=mine)
-        case "neighbours":
-            gate_up_parts = [
-                Part(gate_up, (2 * size, hidden), rows=slice(2 * mine.start + place, 2 * mine.stop, 2), transposed=True)
-                for place in (0, 1)
-            ]
-            down_part = Part(down, (hidden, size), columns=mine, transposed=True)
-    parts = (*gate_up_parts, down_part)
-    return parts if names.layout.experts == "each" else [replace(part, index=expert, stacked=count) for part in parts]
-
-
-def _padded(neurons: int) -> int:
-    return -(-neurons // ALIGNED) * ALIGNED

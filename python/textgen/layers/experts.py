@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from textgen.layers.expert_weights import ExpertMatrices, load_expert_biases, load_expert_weights
+from textgen.layers.expert_weights import load_expert_biases, load_expert_weights
 from textgen.layers.mlp import Mlp, load_mlp
 from textgen.layers.router import Router, load_router
-from textgen.layers.weight import LoadContext, Part
+from textgen.layers.weight import ExpertMatrices, LoadContext, Part
 from textgen.models.names import LayerNames
 from textgen.models.spec import DecoderSpec, ExpertsSpec
 from textgen.ops import Ops

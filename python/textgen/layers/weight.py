@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -169,6 +169,42 @@ class Tied(NamedTuple):
     head: Weight
 
 
+@runtime_checkable
+class ExpertMatrices(Protocol):
+    """The same matrix of every expert of a mixture."""
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def each(self) -> Sequence[Weight]: ...
+
+    def multiply(self, x: Tensor, ends: Tensor, bias: Tensor | None, sources: Tensor | None = None) -> Tensor:
+        """Rows of each expert, which end before ends [experts], times its matrix; see `Ops.grouped_linear`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateMatrices:
+    """Multiplied one by one, in the format of linear layers. It asks the host how many rows each has."""
+
+    each: Sequence[Weight]
+
+    @property
+    def outputs(self) -> int:
+        return self.each[0].outputs
+
+    def multiply(self, x: Tensor, ends: Tensor, bias: Tensor | None, sources: Tensor | None = None) -> Tensor:
+        x = x if sources is None else x.index_select(0, sources)
+        y, begin = x.new_empty(len(x), self.outputs), 0
+        for expert, end in enumerate(ends.tolist()):
+            if end > begin:
+                own = None if bias is None else bias[expert]
+                y[begin:end] = self.each[expert].multiply(x[begin:end], own)
+            begin = end
+        return y
+
+
 class WeightFormat(Protocol):
     """What the matrices of linear layers become as they are loaded."""
 
@@ -180,18 +216,15 @@ class WeightFormat(Protocol):
 
     def tied(self, context: LoadContext, part: Part) -> Tied: ...
 
-    @property
-    def by_expert(self) -> bool:
-        """Whether each expert's matrix becomes a weight of its own. Else all of them are numbers in one tensor."""
-        return True
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> ExpertMatrices | None:
+        """The same matrix of every expert, all in one form. None: numbers of all in one tensor."""
+        return SeparateMatrices([self.load(context, parts) for parts in experts])
 
-    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
-        """The same matrix of every expert, all in one form."""
-        return [self.load(context, parts) for parts in experts]
-
-    def keep(self, context: LoadContext, name: str, read: Callable[[], Numbered]) -> Weight:
-        """A matrix that the file has in few bits. name: of nothing else in the model."""
-        return self.of(read().numbers().to(context.dtype))
+    def keep_experts(
+        self, context: LoadContext, experts: Mapping[str, Callable[[], Numbered]]
+    ) -> ExpertMatrices | None:
+        """As `load_experts`, of what the file has in few bits, by names of nothing else in the model."""
+        return SeparateMatrices([self.of(read().numbers().to(context.dtype)) for read in experts.values()])
 
     def read_numbers(self, context: LoadContext, part: Part, into: Tensor) -> None:
         """What a matrix stands for, into a tensor of the part's kept shape."""
@@ -237,12 +270,16 @@ class DenseFormat(WeightFormat):
 
     product: Product = F.linear
 
-    @property
-    def by_expert(self) -> bool:
-        return False
-
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         return DenseWeight(context.tensor(*parts), self.product)
+
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> ExpertMatrices | None:
+        return None
+
+    def keep_experts(
+        self, context: LoadContext, experts: Mapping[str, Callable[[], Numbered]]
+    ) -> ExpertMatrices | None:
+        return None
 
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values, self.product)

@@ -9,7 +9,16 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight, WeightFormat
+from textgen.layers.weight import (
+    DenseWeight,
+    ExpertMatrices,
+    LoadContext,
+    Part,
+    SeparateMatrices,
+    Tied,
+    Weight,
+    WeightFormat,
+)
 from textgen.quantization.integers import multiply_groups
 
 KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16, "MXFP4": 32}
@@ -147,12 +156,12 @@ class BlockFormat(WeightFormat):
                 made[-1] = joined
         return made[0] if len(made) == 1 else StackedWeight(tuple(made))
 
-    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> ExpertMatrices | None:
         """Numbers where a file has gates in other blocks than what they gate."""
         loaded = [self.load(context, parts) for parts in experts]
         if not any(isinstance(each, StackedWeight) for each in loaded):
-            return loaded
-        return [DenseWeight(context.tensor(*parts)) for parts in experts]
+            return SeparateMatrices(loaded)
+        return SeparateMatrices([DenseWeight(context.tensor(*parts)) for parts in experts])
 
     def of(self, values: Tensor) -> Weight:
         return DenseWeight(values)

@@ -13,7 +13,7 @@ import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from textgen.layers.weight import HeadTable, LoadContext, Numbered, Part, Tied, Weight, WeightFormat
+from textgen.layers.weight import (
+    ExpertMatrices,
+    HeadTable,
+    LoadContext,
+    Numbered,
+    Part,
+    SeparateMatrices,
+    Tied,
+    Weight,
+    WeightFormat,
+)
 from textgen.quantization.blocks import StackedWeight
 from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.stored import looks_up
@@ -234,23 +244,19 @@ class CachedFormat(WeightFormat):
             context.source.skip(part)
         return mapped
 
-    @property
-    def by_expert(self) -> bool:
-        return self.inner.by_expert
-
-    def keep(self, context: LoadContext, name: str, read: Callable[[], Numbered]) -> Weight:
-        key = f"kept {name}"
-        return self._mapped(key) or self._kept(key, self.inner.keep(context, name, read))
-
-    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> ExpertMatrices | None:
         keys = [_key(parts) for parts in experts]
-        mapped = [found for key in keys if (found := self._mapped(key)) is not None]
-        if len(mapped) < len(keys):
-            loaded = self.inner.load_experts(context, experts)
-            return [self._kept(key, weight) for key, weight in zip(keys, loaded, strict=True)]
+        if (mapped := self._all_mapped(keys)) is None:
+            return self._all_kept(keys, self.inner.load_experts(context, experts))
         for part in (part for parts in experts for part in parts):
             context.source.skip(part)
         return mapped
+
+    def keep_experts(
+        self, context: LoadContext, experts: Mapping[str, Callable[[], Numbered]]
+    ) -> ExpertMatrices | None:
+        keys = [f"kept {name}" for name in experts]
+        return self._all_mapped(keys) or self._all_kept(keys, self.inner.keep_experts(context, experts))
 
     def of(self, values: Tensor) -> Weight:
         return self.inner.of(values)
@@ -271,6 +277,15 @@ class CachedFormat(WeightFormat):
             return None
         found = [MappedWeight(self.cache, each, self.cache.outputs(each)) for each in known]
         return found[0] if len(found) == 1 else StackedWeight(tuple(found))
+
+    def _all_mapped(self, keys: Sequence[str]) -> SeparateMatrices | None:
+        found = [weight for key in keys if (weight := self._mapped(key)) is not None]
+        return SeparateMatrices(found) if len(found) == len(keys) else None
+
+    def _all_kept(self, keys: Sequence[str], matrices: ExpertMatrices | None) -> SeparateMatrices | None:
+        if matrices is None:
+            return None
+        return SeparateMatrices([self._kept(key, weight) for key, weight in zip(keys, matrices.each, strict=True)])
 
     def _kept(self, key: str, weight: Weight) -> Weight:
         if self.cache.mapped:  # a file is whole or not there: what it lacks is not kept

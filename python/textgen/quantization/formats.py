@@ -17,6 +17,8 @@ BLOCK_BYTES = {
     "MXFP4": 0.5 + 1 / 32,
 }  # fmt: skip
 """Blocks of GGUF files that are multiplied as they are, and the bytes of a number as the kernels have it."""
+GPU_BLOCK_BYTES = {"Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "MXFP4": 0.5 + 2 / 32}
+"""The same of a GPU's kernels."""
 GROUP = 32  # inputs that share a scale of a 4-bit weight
 
 OF_TGI = {
@@ -71,42 +73,50 @@ def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | 
     Embeddings and what chooses experts keep the model's type. A tied head is a quantized copy of the embedding; of 8
     bits it is the embedding too, which is looked up in it.
     """
-    return _weight_bytes(spec, parameters, size, quantize, gpu=False)
+    shared = spec.tied_head and quantize == "int8"
+    return _weight_bytes(spec, parameters, size, quantize, shared, True)
 
 
-def _weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None, gpu: bool) -> int:
-    """A GPU looks nothing up in a head, and has experts in the model's type."""
+def _weight_bytes(
+    spec: DecoderSpec, parameters: int, size: int, quantize: str | None, shared: bool, experts: bool
+) -> int:
+    """shared: an embedding is looked up in the head. experts: they are quantized."""
     if quantize is None:
         return parameters * size
     table = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
-    shared = not gpu and spec.tied_head and quantize == "int8"
     kept = (0 if shared else table) + (0 if spec.positions is None else spec.positions.rows * spec.hidden_size)
     for layer in spec.layers:
         if isinstance(layer.mlp, ExpertsSpec):
-            kept += layer.mlp.count * (3 * layer.mlp.intermediate_size * gpu + 1) * spec.hidden_size
+            neurons = 0 if experts else layer.mlp.intermediate_size
+            kept += layer.mlp.count * (3 * neurons + 1) * spec.hidden_size
     kept = min(kept, parameters)
     quantized = parameters - kept + (table if spec.tied_head and not shared else 0)
     return kept * size + int(quantized * BYTES[quantize])
 
 
-def gpu_weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | None, scaled: int) -> int:
-    """As `weight_bytes`, on a GPU: of `scaled` numbers that are stored in 8-bit floating point, those of linear layers
-    stay so. Experts, and what latent attention makes keys and values of, keep the model's type."""
-    if quantize is not None or not scaled:
-        return _weight_bytes(spec, parameters, size, quantize, gpu=True)
+def gpu_weight_bytes(
+    spec: DecoderSpec, parameters: int, size: int, quantize: str | None, scaled: int, kernels: bool
+) -> int:
+    """As `weight_bytes`, on a GPU: nothing is looked up in a head. `scaled` numbers are stored in 8-bit floating point.
+
+    kernels: whether they multiply weights of few bits. Else experts and 8-bit floating point keep the model's type;
+    what latent attention makes keys and values of does so anyway.
+    """
+    if quantize is not None or not scaled or not kernels:
+        return _weight_bytes(spec, parameters, size, quantize, False, kernels)
     latent, dense = spec.attention.latent, 0
-    for layer in spec.layers:
-        if isinstance(layer.mlp, ExpertsSpec):
-            dense += layer.mlp.count * 3 * layer.mlp.intermediate_size * spec.hidden_size
-        if latent is not None:
-            dense += spec.num_heads * (latent.plain_dim + latent.value_dim) * latent.kv_rank
+    if latent is not None:
+        dense = len(spec.layers) * spec.num_heads * (latent.plain_dim + latent.value_dim) * latent.kv_rank
     kept = max(scaled - dense, 0)
     return (parameters - kept) * size + int(kept * BYTES["fp8"])
 
 
-def block_bytes(blocks: Blocks, size: int) -> int:
-    """What the weights of a GGUF file take: blocks as they are multiplied, all others as numbers of `size` bytes."""
-    packed = sum(count * BLOCK_BYTES[kind] for kind, count in blocks.numbers.items())
+def block_bytes(blocks: Blocks, size: int, kinds: Mapping[str, float] = BLOCK_BYTES) -> int:
+    """What the weights of a GGUF file take: blocks as they are multiplied, all others as numbers of `size` bytes.
+
+    kinds: which are, and their bytes.
+    """
+    packed = sum(count * kinds.get(kind, size) for kind, count in blocks.numbers.items())
     return blocks.dense * size + int(packed)
 
 

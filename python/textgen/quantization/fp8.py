@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from textgen.layers.weight import DenseFormat, LoadContext, Part, Weight
+from textgen.layers.weight import DenseFormat, ExpertMatrices, LoadContext, Numbered, Part, SeparateMatrices, Weight
 
 
 class Scaled(NamedTuple):
@@ -67,10 +67,26 @@ class Fp8Weight:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format(DenseFormat):
-    """Matrices that the source has in 8 bits, all parts in one form, stay so; the others are dense."""
+    """Matrices that the source has in 8 bits, all parts in one form, stay so; the others are dense.
+
+    So do experts in fewer bits.
+    """
 
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         return self._stored(context, parts) or DenseFormat.load(self, context, parts)
+
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> ExpertMatrices | None:
+        weights = list[Weight]()
+        for parts in experts:
+            if (stored := self._stored(context, parts)) is None:
+                return None
+            weights.append(stored)
+        return SeparateMatrices(weights)
+
+    def keep_experts(
+        self, context: LoadContext, experts: Mapping[str, Callable[[], Numbered]]
+    ) -> ExpertMatrices | None:
+        return SeparateMatrices([read() for read in experts.values()])
 
     def _stored(self, context: LoadContext, parts: Sequence[Part]) -> Weight | None:
         if not isinstance(context.source, ScaledSource):

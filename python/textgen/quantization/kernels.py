@@ -6,19 +6,32 @@ Other than on a processor, activations are not quantized: y = x @ (scale * (valu
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseFormat, LoadContext, Part, Tied, Weight, WeightFormat
-from textgen.ops.cuda.bricks import BRICK, HALF, SIGN, Bricks, Form, Plain, pack
+from textgen.layers.weight import (
+    DenseFormat,
+    DenseWeight,
+    ExpertMatrices,
+    LoadContext,
+    Numbered,
+    Part,
+    SeparateMatrices,
+    Tied,
+    Weight,
+    WeightFormat,
+)
+from textgen.ops.cuda.bricks import BRICK, HALF, SIGN, Bricks, Form, Plain, pack, stack
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.linear import HALVES, Linears
-from textgen.quantization.blocks import StackedWeight
+from textgen.quantization.blocks import BlockFormat, BlockWeight, StackedWeight
+from textgen.quantization.formats import GPU_BLOCK_BYTES
 from textgen.quantization.fp8 import Fp8Format, Fp8Weight
 from textgen.quantization.integers import Int4Weight, Int8Weight, nibbles
+from textgen.quantization.mxfp4 import Mxfp4Weight
 from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.packed4 import Int4ZerosWeight
 
@@ -59,16 +72,49 @@ class KernelWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelExperts:
+    """Of every expert, `KernelWeight`s of one size that lie one behind the other: multiplied together, and the host is
+    asked nothing."""
+
+    bricks: Bricks
+    linears: Linears = field(repr=False)
+
+    @property
+    def outputs(self) -> int:
+        return self.bricks.outputs
+
+    @property
+    def each(self) -> Sequence[Weight]:
+        return [KernelWeight(bricks, self.linears) for bricks in self.bricks.split()]
+
+    def multiply(self, x: Tensor, ends: Tensor, bias: Tensor | None, sources: Tensor | None = None) -> Tensor:
+        if self.linears.takes_experts(x, self.bricks, ends):
+            return self.linears.multiply_experts(x, self.bricks, ends, bias, sources)
+        return SeparateMatrices(self.each).multiply(x, ends, bias, sources)
+
+
+@dataclass(frozen=True, slots=True)
 class KernelFormat(WeightFormat):
     """What another format makes, packed for the kernels of a GPU; what is dense or has no kernel stays as it is."""
 
     inner: WeightFormat
     linears: Linears | None = field(repr=False)
 
-    @property
-    def by_expert(self) -> bool:
-        """Not for a GPU: one grouped product multiplies all experts' numbers, and asks the host nothing."""
-        return False
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> ExpertMatrices | None:
+        return self._experts(context, lambda: self.inner.load_experts(context, experts))
+
+    def keep_experts(
+        self, context: LoadContext, experts: Mapping[str, Callable[[], Numbered]]
+    ) -> ExpertMatrices | None:
+        return self._experts(context, lambda: self.inner.keep_experts(context, experts))
+
+    def _experts(self, context: LoadContext, load: Callable[[], ExpertMatrices | None]) -> ExpertMatrices | None:
+        """None where numbers are to be multiplied, of all experts together."""
+        if self.linears is None or context.dtype not in HALVES or (matrices := load()) is None:
+            return None
+        each = matrices.each
+        whole = stack((_bricks(weight, context.device) for weight in each), len(each))
+        return KernelExperts(whole, self.linears) if whole is not None and whole.inputs % 8 == 0 else None
 
     def read_numbers(self, context: LoadContext, part: Part, into: Tensor) -> None:
         self.inner.read_numbers(context, part, into)
@@ -77,39 +123,38 @@ class KernelFormat(WeightFormat):
         return KernelFormat(inner, self.linears)
 
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
-        weight = self._packed(self.inner.load(context, parts), context.device)
-        if isinstance(weight, Fp8Weight):  # nothing that kernels multiply, and torch would turn it each time
-            return self.inner.of(weight.numbers().to(context.dtype))
-        return weight
+        return self._packed(self.inner.load(context, parts), context.device, context.dtype)
 
     def of(self, values: Tensor) -> Weight:
-        return self._packed(self.inner.of(values), values.device)
+        return self._packed(self.inner.of(values), values.device, values.dtype)
 
     def tied(self, context: LoadContext, part: Part) -> Tied:
+        """A head that no kernel multiplies is the table itself."""
         table, head = self.inner.tied(context, part)
-        return Tied(table, self._packed(head, context.device))
+        if (bricks := _bricks(head, context.device)) is not None:
+            return Tied(table, KernelWeight(bricks, self.linears))
+        return Tied(table, self.inner.of(table) if isinstance(table, Tensor) else head)
 
-    def _packed(self, weight: Weight, device: torch.device) -> Weight:
+    def _packed(self, weight: Weight, device: torch.device, dtype: torch.dtype) -> Weight:
+        if (bricks := _bricks(weight, device)) is not None:
+            return KernelWeight(bricks, self.linears)
         match weight:
             case StackedWeight(parts):
-                return StackedWeight(tuple(self._packed(part, device) for part in parts))
+                return _stacked([self._packed(part, device, dtype) for part in parts])
             case OrderedWeight(of, order):
-                return OrderedWeight(self._packed(of, device), order.to(device))
-            case Int8Weight() | Int4Weight() | Int4ZerosWeight():
-                return KernelWeight(pack(_plain(weight, device)), self.linears)
-            case Fp8Weight():
-                moved = Fp8Weight(weight.values.to(device), weight.scales.to(device), weight.group)
-                plain = _plain_fp8(moved)
-                return moved if plain is None else KernelWeight(pack(plain), self.linears)
+                return OrderedWeight(self._packed(of, device, dtype), order.to(device))
+            case Fp8Weight() | BlockWeight():  # nothing that kernels multiply
+                return self.inner.of(weight.numbers().to(device, dtype))
         return weight
 
 
 def kernel_format(
-    inner: WeightFormat | None, kernels: Device | None, there: torch.device, dtype: torch.dtype
+    inner: WeightFormat | None, kernels: Device | None, there: torch.device, dtype: torch.dtype, blocks: bool = False
 ) -> WeightFormat:
     """For a model of that dtype on a GPU.
 
-    inner: None for what a checkpoint has, 8-bit numbers among it where kernels multiply them.
+    inner: None for what a checkpoint has, numbers of few bits among it where kernels multiply them. blocks: it is a
+    GGUF file.
     """
     native = kernels is not None and dtype in HALVES
     if inner is not None and not native:
@@ -118,17 +163,69 @@ def kernel_format(
             "give --dtype bfloat16, and not --attention torch"
         )
     linears = None if kernels is None else Linears.on(kernels, there)
-    return KernelFormat(inner or (Fp8Format() if native else DenseFormat()), linears)
+    stored = DenseFormat() if not native else BlockFormat() if blocks else Fp8Format()
+    return KernelFormat(inner or stored, linears)
 
 
-def _plain(weight: Int8Weight | Int4Weight | Int4ZerosWeight, device: torch.device) -> Plain:
-    scales = weight.scales.to(device)
-    if isinstance(weight, Int8Weight):
-        values = weight.values.to(device)
-        signs = (values < 0).to(torch.uint8) * SIGN
-        return Plain("INT8", values.abs().view(torch.uint8) | signs, scales[:, None], None, 0)
-    zeros = weight.zeros.to(device) if isinstance(weight, Int4ZerosWeight) else None
-    return Plain("INT4", nibbles(weight.pairs.to(device)).view(torch.uint8), scales, zeros, weight.group)
+def _stacked(parts: Sequence[Weight]) -> Weight:
+    """Neighbours that are dense as one."""
+    made = list[Weight]()
+    for part in parts:
+        if made and isinstance(made[-1], DenseWeight) and isinstance(part, DenseWeight):
+            made[-1] = replace(part, values=torch.cat((made[-1].values, part.values)))
+        else:
+            made.append(part)
+    return made[0] if len(made) == 1 else StackedWeight(tuple(made))
+
+
+def _bricks(weight: Weight, device: torch.device) -> Bricks | None:
+    """None of what no kernel multiplies."""
+    plain = plain_of(weight, device)
+    return None if plain is None else pack(plain)
+
+
+def plain_of(weight: Weight, device: torch.device) -> Plain | None:
+    match weight:
+        case Int8Weight():
+            return _plain_int8(weight.values.to(device), weight.scales.to(device)[:, None], 0)
+        case Int4Weight() | Int4ZerosWeight():
+            zeros = weight.zeros.to(device) if isinstance(weight, Int4ZerosWeight) else None
+            codes = nibbles(weight.pairs.to(device)).view(torch.uint8)
+            return Plain("INT4", codes, weight.scales.to(device), zeros, weight.group)
+        case Mxfp4Weight():
+            order = weight.order.to(device)
+            pairs, exponents = weight.pairs.to(device)[order], weight.scales.to(device)[order]
+            return _plain_mxfp4(nibbles(pairs.flatten(1)).view(torch.uint8), exponents)
+        case BlockWeight():
+            return _plain_blocks(weight, device)
+        case Fp8Weight():
+            return _plain_fp8(Fp8Weight(weight.values.to(device), weight.scales.to(device), weight.group))
+    return None
+
+
+def _plain_int8(values: Tensor, scales: Tensor, group: int) -> Plain:
+    """values -127 to 127."""
+    signs = (values < 0).to(torch.uint8) * SIGN
+    return Plain("INT8", values.abs().view(torch.uint8) | signs, scales, None, group)
+
+
+def _plain_mxfp4(codes: Tensor, exponents: Tensor) -> Plain:
+    """exponents [out, in / 32] uint8 as they are stored: those of bfloat16."""
+    bits = exponents.short() << 7
+    scales = torch.where(exponents == 0, 1 << 6, bits)  # below the normal numbers
+    return Plain("E2M1", codes, scales.view(torch.bfloat16), None, HALF)
+
+
+def _plain_blocks(weight: BlockWeight, device: torch.device) -> Plain | None:
+    """Of kinds with one scale for 32 integers, or floating point numbers of 4 bits."""
+    if weight.kind not in GPU_BLOCK_BYTES:
+        return None
+    values, scales = BlockWeight(weight.kind, (weight.blocks.to(device),), weight.inputs).integers()
+    if weight.kind == "MXFP4":
+        return _plain_mxfp4(values.view(torch.uint8), scales.to(torch.uint8))
+    if weight.kind == "Q4_0":
+        return Plain("INT4", values.add_(8).view(torch.uint8), scales.half(), None, HALF)
+    return None if bool((values == -SIGN).any()) else _plain_int8(values, scales.half(), HALF)
 
 
 def _plain_fp8(weight: Fp8Weight) -> Plain | None:

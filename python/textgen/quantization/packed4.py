@@ -11,7 +11,16 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from textgen.layers.weight import DenseWeight, LoadContext, Part, Tied, Weight, WeightFormat
+from textgen.layers.weight import (
+    DenseWeight,
+    ExpertMatrices,
+    LoadContext,
+    Part,
+    SeparateMatrices,
+    Tied,
+    Weight,
+    WeightFormat,
+)
 from textgen.models.errors import ModelError
 from textgen.models.packed4_config import Packed4
 from textgen.quantization.blocks import StackedWeight
@@ -117,14 +126,14 @@ class Packed4Format(WeightFormat):
         weight: Weight = Int4Weight(pairs, scales, group) if symmetric else Int4ZerosWeight(pairs, scales, zeros, group)
         return weight if order is None else OrderedWeight(weight, order)
 
-    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> Sequence[Weight]:
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> ExpertMatrices | None:
         """All with zero points where one has any but the middle; numbers where inputs are in orders of their own."""
         loaded = [self.load(context, parts) for parts in experts]
         if any(isinstance(each, OrderedWeight | StackedWeight) for each in loaded):
-            return [self._dense(context, parts) for parts in experts]
+            return SeparateMatrices([self._dense(context, parts) for parts in experts])
         if not any(isinstance(each, Int4ZerosWeight) for each in loaded):
-            return loaded
-        return [_with_zeros(each) if isinstance(each, Int4Weight) else each for each in loaded]
+            return SeparateMatrices(loaded)
+        return SeparateMatrices([_with_zeros(each) if isinstance(each, Int4Weight) else each for each in loaded])
 
     def _dense(self, context: LoadContext, parts: Sequence[Part]) -> DenseWeight:
         whole = torch.empty(sum(part.kept[0] for part in parts), parts[0].kept[1], dtype=context.dtype)

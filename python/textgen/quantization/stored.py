@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -12,11 +12,13 @@ from torch import Tensor
 from textgen.layers.weight import (
     DenseFormat,
     DenseWeight,
+    ExpertMatrices,
     HeadTable,
     LoadContext,
     Looked,
     Numbered,
     Part,
+    SeparateMatrices,
     Tied,
     Weight,
     WeightFormat,
@@ -76,18 +78,22 @@ class StoredWeight:
 class StoredFormat(DenseFormat):
     """For weights that are packed as soon as they are loaded: views where the file has them as they are multiplied."""
 
-    @property
-    def by_expert(self) -> bool:
-        return True
-
     def load(self, context: LoadContext, parts: Sequence[Part]) -> Weight:
         return _viewed(context, parts) or DenseFormat.load(self, context, parts)
 
-    def keep(self, context: LoadContext, name: str, read: Callable[[], Numbered]) -> Weight:
-        """As it is, but in float32, which is there to compare with."""
-        weight = read()
-        numbers = context.dtype == torch.float32 or isinstance(weight, DenseWeight)
-        return DenseFormat.keep(self, context, name, lambda: weight) if numbers else weight
+    def load_experts(self, context: LoadContext, experts: Sequence[Sequence[Part]]) -> ExpertMatrices | None:
+        return WeightFormat.load_experts(self, context, experts)
+
+    def keep_experts(
+        self, context: LoadContext, experts: Mapping[str, Callable[[], Numbered]]
+    ) -> ExpertMatrices | None:
+        """As they are, but in float32, which is there to compare with."""
+        if context.dtype == torch.float32:
+            return WeightFormat.keep_experts(self, context, experts)
+        weights = [read() for read in experts.values()]
+        if any(isinstance(weight, DenseWeight) for weight in weights):
+            return WeightFormat.keep_experts(self, context, experts)
+        return SeparateMatrices(weights)
 
     def tied(self, context: LoadContext, part: Part) -> Tied:
         """The table stays in the file too: where the head is packed, it is looked up in there."""

@@ -103,20 +103,20 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
 def _format(settings: ShardSettings, folder: Path, accelerator: Accelerator | None) -> WeightFormat | None:
     """What weights become: what --quantize says, on a GPU packed for its kernels.
 
-    Where a processor's may run, blocks of a GGUF file stay as they are unless they are to become others, and other
+    Where a processor's may run, too, blocks of a GGUF file stay as they are unless they are to become others, and other
     numbers stay where they are until they are packed.
     """
     asked = None if settings.quantize is None else FORMATS[settings.quantize]
+    in_blocks = (folder / GGUF_INDEX).exists()
     if accelerator is not None:
         from textgen.quantization.kernels import kernel_format  # nothing of it is loaded for a processor
 
-        return kernel_format(asked, accelerator.kernels, accelerator.device, DTYPES[settings.dtype])
+        return kernel_format(asked, accelerator.kernels, accelerator.device, DTYPES[settings.dtype], in_blocks)
     if settings.plan == "off":
         return asked
     if asked is not None:
         return DeferredFormat(asked)
-    blocks = settings.dtype != "float32" and (folder / GGUF_INDEX).exists()
-    return BlockFormat() if blocks else StoredFormat()
+    return BlockFormat() if in_blocks and settings.dtype != "float32" else StoredFormat()
 
 
 def _cache(settings: ShardSettings, folder: Path) -> WeightsCache | None:

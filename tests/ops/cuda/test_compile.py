@@ -40,17 +40,19 @@ def tile(shape: grouped.TileShape, dtype: torch.dtype) -> Source:
     return grouped.grouped_source(shape, dtype, 4104, 256)
 
 
-def few(kind: Kind, rows: int) -> Source:
-    return linear.few_kernel(torch.bfloat16, kind, rows > 8).source
+def few(kind: Kind, rows: int, experts: int = 0) -> Source:
+    return linear.few_kernel(torch.bfloat16, kind, rows > 8, experts).source
 
 
-def tiles(kind: Kind, rows: int, dtype: torch.dtype = torch.bfloat16) -> Source:
-    return linear.tiles_kernel(dtype, kind, rows, 163 << 10).source
+def tiles(kind: Kind, rows: int, dtype: torch.dtype = torch.bfloat16, experts: int = 0) -> Source:
+    return linear.tiles_kernel(dtype, kind, rows, 163 << 10, experts).source
 
 
 INT4_ZEROS = Kind("INT4", 128, torch.float16, zeros=True)
 INT4_SMALL = Kind("INT4", 32, torch.float16, zeros=False)
+MXFP4 = Kind("E2M1", 32, torch.bfloat16, zeros=False)
 INT8_WEIGHTS = Kind("INT8", 0, torch.float32, zeros=False)
+INT8_BLOCKS = Kind("INT8", 32, torch.float16, zeros=False)
 FP8_WEIGHTS = Kind("E4M3", 128, torch.float32, zeros=False)
 
 # That of CUDA 12, which comes with older wheels of torch, takes more registers for one of them.
@@ -109,6 +111,12 @@ PROMISES = [
     (few(INT4_SMALL, 16), 255),
     *((tiles(kind, 64), 128) for kind in (INT4_ZEROS, INT4_SMALL, INT8_WEIGHTS, FP8_WEIGHTS)),
     (tiles(INT4_ZEROS, 32, torch.float16), 128),
+    # The same with 256 experts.
+    *((few(kind, 8, 256), 128) for kind in (INT4_ZEROS, MXFP4, INT8_BLOCKS, FP8_WEIGHTS)),
+    (few(INT8_WEIGHTS, 16, 256), 128),
+    (few(MXFP4, 16, 256), 255),
+    *((tiles(kind, 64, experts=256), 128) for kind in (INT4_ZEROS, MXFP4, INT8_WEIGHTS, INT8_BLOCKS, FP8_WEIGHTS)),
+    (tiles(MXFP4, 32, torch.float16, 1024), 128),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from textgen.ops.cuda.bricks import Bricks, Form, Plain, pack
+from textgen.ops.cuda.bricks import FOUR_BITS, Bricks, Form, Plain, pack
 from textgen.ops.cuda.linear import Linears
 
 from ..cpu.guarded import guarded
@@ -26,7 +26,9 @@ KINDS: list[tuple[Form, int, torch.dtype, bool]] = [
     ("INT4", 128, torch.float16, False),
     ("INT4", 128, torch.float16, True),
     ("INT4", 32, torch.float16, True),
+    ("E2M1", 32, torch.bfloat16, False),
     ("INT8", 0, torch.float32, False),
+    ("INT8", 32, torch.float16, False),
     ("E4M3", 0, torch.float32, False),
     ("E4M3", 128, torch.float32, False),
     ("E5M2", 0, torch.float32, False),
@@ -36,7 +38,7 @@ KINDS: list[tuple[Form, int, torch.dtype, bool]] = [
 def draw(rng: random.Random, form: Form, group: int, scale: torch.dtype, zeros: bool, size: tuple[int, int]) -> Plain:
     """Every code that a form has, but for those that are no numbers."""
     outputs, inputs = size
-    codes = torch.randint(0, 16 if form == "INT4" else 256, size, dtype=torch.uint8)
+    codes = torch.randint(0, 16 if form in FOUR_BITS else 256, size, dtype=torch.uint8)
     if form == "E4M3":
         codes = torch.where((codes & 127) == 127, 0, codes)
     if form == "E5M2":
@@ -89,7 +91,7 @@ def test_many_rows(
 
 
 @pytest.mark.parametrize(("kernel", "rows", "bricks"), [("linear_few", 3, 70), ("linear_tiles", 20, 33)])
-@pytest.mark.parametrize("kind", [KINDS[3], KINDS[5]], ids=str)
+@pytest.mark.parametrize("kind", [KINDS[3], KINDS[6]], ids=str)
 def test_blocks_share_out_long_rows(
     rng: random.Random,
     device: HostDevice,

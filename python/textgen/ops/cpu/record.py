@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from textgen.layers.cache import LayerCache
-from textgen.layers.expert_weights import ExpertMatrices
 from textgen.layers.experts import Experts
 from textgen.layers.latent import LatentAttention
-from textgen.layers.weight import HeadTable, Weight
+from textgen.layers.weight import ExpertMatrices, HeadTable, Weight
 from textgen.models.decoder import Decoder, PackedBatch
 from textgen.models.spec import DecoderSpec
 from textgen.ops import Ops

@@ -3,18 +3,21 @@ which each lane of a warp has its own numbers together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Form: TypeAlias = Literal["INT4", "INT8", "E4M3", "E5M2"]
+Form: TypeAlias = Literal["INT4", "E2M1", "INT8", "E4M3", "E5M2"]
+FOUR_BITS: tuple[Form, ...] = ("INT4", "E2M1")
 
 BRICK, HALF = 64, 32
 STRETCH = 1 << 24  # numbers packed at a time: what is between stays small beside the weights
 SIGN = 0x80
+E2M1_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the lower three bits; the fourth is the sign
 _FLOATS: dict[Form, torch.dtype] = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 # A number's place: brick of outputs, 16 of those, 8 of those, output; brick of inputs, half, lane, step, half of it,
 # neighbour.
@@ -37,9 +40,9 @@ class Plain:
     """w = scale * (value - zero), row by row.
 
     codes [out, in] uint8: of INT4 8 more than the value where there are no zeros, else the value; of INT8 a sign and a
-    magnitude; of E4M3 and E5M2 the number's bits, none of which is NaN or infinite. scales [out, groups], float16 or
-    float32; zeros uint8 as scales, or None. group: inputs that share a scale, a multiple of 32 that divides the inputs
-    or, if larger than 32, their next multiple; 0: all of them, with scales [out, 1] float32.
+    magnitude; of E2M1, E4M3 and E5M2 the number's bits, none of which is NaN or infinite. scales [out, groups] float16,
+    bfloat16 or float32; zeros uint8 as scales, or None. group: inputs that share a scale, a multiple of 32 that divides
+    the inputs or, if larger than 32, their next multiple; 0: all of them, with scales [out, 1] float32.
     """
 
     form: Form
@@ -57,6 +60,9 @@ class Plain:
         elif self.form == "INT8":
             values = (self.codes & 127).float()
             values = torch.where(self.codes < SIGN, values, -values)
+        elif self.form == "E2M1":
+            sizes = torch.tensor(E2M1_SIZES, device=self.codes.device)
+            values = torch.cat((sizes, -sizes))[self.codes.int()]
         else:
             values = self.codes.view(_FLOATS[self.form]).float()
         return values.mul_(self._spread(self.scales.float(), inputs))
@@ -77,7 +83,8 @@ class Bricks:
     """A `Plain` as the kernels read it, filled up to whole bricks.
 
     packed [outputs / 64, inputs / 64, 1 or 2, 4, 32, 16] uint8; scales and zeros [outputs / 64, groups, 8, 4, 2], but
-    scales of a group of all inputs [outputs].
+    scales of a group of all inputs [outputs]. Of several matrices of one size, which lie one behind the other, outputs
+    are those of each.
     """
 
     form: Form
@@ -96,8 +103,17 @@ class Bricks:
     def kind(self) -> Kind:
         return Kind(self.form, self.group, self.scales.dtype, self.zeros is not None)
 
+    def split(self) -> list[Bricks]:
+        """The matrices, one by one: the same memory."""
+        bricks = -(-self.outputs // BRICK)
+        scales = self.scales.split(bricks * BRICK if self.group == 0 else bricks)
+        zeros = [None] * len(scales) if self.zeros is None else self.zeros.split(bricks)
+        parts = zip(self.packed.split(bricks), scales, zeros, strict=True)
+        return [Bricks(self.form, *part, self.group, self.outputs, self.inputs) for part in parts]
+
     def plain(self) -> Plain:
-        codes = (_unpack4 if self.form == "INT4" else _unpack8)(self.packed)
+        """Of one matrix."""
+        codes = (_unpack4 if self.form in FOUR_BITS else _unpack8)(self.packed)
         groups = 1 if self.group == 0 else -(-self.inputs // self.group)
         scales = self.scales[:, None] if self.group == 0 else _rows_of(self.scales)
         zeros = None if self.zeros is None else _rows_of(self.zeros)[: self.outputs, :groups]
@@ -109,7 +125,7 @@ def pack(plain: Plain) -> Bricks:
     """On the same device. What is filled up has scales of 0."""
     outputs, inputs = plain.codes.shape
     padded = -(-inputs // BRICK) * BRICK
-    units, lanes = (1, _pack4) if plain.form == "INT4" else (2, _pack8)
+    units, lanes = (1, _pack4) if plain.form in FOUR_BITS else (2, _pack8)
     size = (-(-outputs // BRICK), padded // BRICK, units, 4, 32, 16)
     packed = torch.empty(size, dtype=torch.uint8, device=plain.codes.device)
     some = max(STRETCH // (padded * BRICK), 1)  # bricks of outputs
@@ -123,6 +139,34 @@ def pack(plain: Plain) -> Bricks:
         scales = _lanes_of(plain.scales, groups)
         zeros = None if plain.zeros is None else _lanes_of(plain.zeros, groups)
     return Bricks(plain.form, packed, scales, zeros, plain.group, outputs, inputs)
+
+
+def stack(matrices: Iterable[Bricks | None], count: int) -> Bricks | None:
+    """So many of one size and kind, one behind the other. None where one is of another, or is None."""
+    whole: Bricks | None = None
+
+    def place(into: Tensor, one: Tensor, at: int) -> None:
+        into[at * len(one) : (at + 1) * len(one)] = one
+
+    for at, one in enumerate(matrices):
+        if one is None:
+            return None
+        if whole is None:
+            packed, scales = _room(one.packed, count), _room(one.scales, count)
+            zeros = None if one.zeros is None else _room(one.zeros, count)
+            whole = replace(one, packed=packed, scales=scales, zeros=zeros)
+        if (one.kind, one.outputs, one.inputs) != (whole.kind, whole.outputs, whole.inputs):
+            return None
+        place(whole.packed, one.packed, at)
+        place(whole.scales, one.scales, at)
+        if whole.zeros is not None and one.zeros is not None:
+            place(whole.zeros, one.zeros, at)
+    return whole
+
+
+def _room(tensor: Tensor, count: int) -> Tensor:
+    """For so many of a tensor."""
+    return tensor.new_empty(count * len(tensor), *tensor.shape[1:])
 
 
 def _pack4(codes: Tensor) -> Tensor:

@@ -112,6 +112,7 @@ class Route(Structure):
 class Linear(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "packed", "scales", "zeros", "bias", "out", "partial", "counters")),
+        *((name, c_void_p) for name in ("ends", "sources")),
         ("stride", c_int64),
-        *((name, c_int32) for name in ("rows", "inputs", "outputs", "splits")),
+        *((name, c_int32) for name in ("rows", "inputs", "outputs", "splits", "experts")),
     ]

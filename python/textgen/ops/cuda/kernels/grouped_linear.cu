@@ -1,7 +1,6 @@
 // Groups of rows, each times a matrix of its own: out = x @ weights[group].T + biases[group].
 //
-// A block has one tile of the result, and finds on the device which group's it is: where groups end, the host does not
-// know. The grid is for the most tiles that so many rows in so many groups can make; the blocks behind the last end at once.
+// A block has one tile of the result, and finds on the device which group's it is (row_tiles.cuh).
 // Tiles of few rows are bound by the memory: each weight is read once, several stages under way.
 #if TG_MATRICES
 #include "grouped_linear_matrices.cuh"
@@ -24,61 +23,17 @@ struct GroupedLinear {
     i32 row_tiles, column_tiles;  // of the grid
 };
 
-// The `index`-th tile of rows, of all groups. False: there are not so many. Warps do the same, each on its own.
-DEVICE bool find_rows(const GroupedLinear& p, i32 index, Tile& tile) {
-    if (p.ends == nullptr) {
-        tile.group = 0;
-        tile.row = index * ROWS;
-        tile.rows = min(ROWS, p.rows - tile.row);
-        return true;
-    }
-    const i32 lane = threadIdx.x % WARP, first = lane * SEARCHED;
-    i32 ends[SEARCHED], tiles = 0;
-    const i32 begin = first == 0 || first > p.groups ? 0 : p.ends[first - 1];
-#pragma unroll
-    for (i32 i = 0; i < SEARCHED; ++i) ends[i] = first + i < p.groups ? p.ends[first + i] : -1;
-    i32 before = begin;
-#pragma unroll
-    for (i32 i = 0; i < SEARCHED; ++i) {
-        if (ends[i] < 0) ends[i] = before;
-        tiles += (ends[i] - before + ROWS - 1) / ROWS;
-        before = ends[i];
-    }
-    i32 until = tiles;  // of this lane's groups and all before
-#pragma unroll
-    for (i32 step = 1; step < static_cast<i32>(WARP); step *= 2) {
-        const i32 more = __shfl_sync(ALL_LANES, until, (lane - step) & (WARP - 1));
-        if (lane >= step) until += more;
-    }
-    const u32 behind = __ballot_sync(ALL_LANES, until > index);
-    if (behind == 0) return false;
-    i32 left = index - (until - tiles);
-    Tile own = {0, 0, 0, 0, 0};
-    before = begin;
-#pragma unroll
-    for (i32 i = 0; i < SEARCHED; ++i) {
-        const i32 count = (ends[i] - before + ROWS - 1) / ROWS;
-        if (left >= 0 && left < count) {
-            own.group = first + i;
-            own.row = before + left * ROWS;
-            own.rows = min(ROWS, ends[i] - own.row);
-        }
-        left -= count;
-        before = ends[i];
-    }
-    const u32 from = __ffs(behind) - 1;
-    tile.group = __shfl_sync(ALL_LANES, own.group, from);
-    tile.row = __shfl_sync(ALL_LANES, own.row, from);
-    tile.rows = __shfl_sync(ALL_LANES, own.rows, from);
-    return true;
-}
-
 DEVICE bool find_tile(const GroupedLinear& p, Tile& tile) {
     const i32 together = ORDER * p.column_tiles, block = blockIdx.x;
     const i32 first = block / together * ORDER, height = min(ORDER, p.row_tiles - first);
     tile.column = block % together / height * COLUMNS;
     tile.columns = min(COLUMNS, p.outputs - tile.column);
-    return find_rows(p, first + block % together % height, tile);
+    const i32 index = first + block % together % height;
+    if (p.ends != nullptr) return find_row_tile<SEARCHED, ROWS>(p.ends, p.groups, index, tile);
+    tile.group = 0;
+    tile.row = index * ROWS;
+    tile.rows = min(ROWS, p.rows - tile.row);
+    return true;
 }
 
 // What a thread copies of each stage: a unit of each LINES-th row. Of rows and columns that the tile has not nothing comes

@@ -7,7 +7,7 @@
 // a row has the same bits in every tile (grouped_linear_matrices.cuh and grouped_linear_floats.cuh say which order).
 #pragma once
 
-#include "device.cuh"
+#include "row_tiles.cuh"
 
 using T = TG_T;
 constexpr i32 ROWS = TG_ROWS;        // of the tile
@@ -34,8 +34,6 @@ DEVICE i32 exchanged(i32 row) { return UNITS == 8 ? row % 8 : row / 2 % 4; }
 // Where a unit of a row begins, from the beginning of the stage's rows or columns.
 DEVICE i32 place(i32 row, i32 unit) { return (row * UNITS + (unit ^ exchanged(row))) * WIDTH; }
 
-struct Tile {
-    i32 group;
-    i32 row, rows;        // of the product: the first, and how many
-    i32 column, columns;  // the same of the outputs
+struct Tile : RowTile {
+    i32 column, columns;  // of the outputs: the first, and how many
 };

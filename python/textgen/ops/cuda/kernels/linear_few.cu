@@ -40,13 +40,15 @@ struct Lane {  // where a lane's part of its warp's first unit lies
     const unsigned char* zeros;
 };
 
-DEVICE Lane lane_of(const Linear& p, i32 brick) {
+DEVICE Lane lane_of(const Linear& p, const RowTile& tile, i32 brick) {
     const i32 lane = threadIdx.x % WARP;
     const i64 bricks = bricks_of(p.inputs), groups = (bricks * BRICK + SPAN - 1) / SPAN;
     Lane at;
     at.packed = p.packed + brick * bricks * UNITS * UNIT_BYTES + lane * 16;
 #pragma unroll
-    for (i32 tile = 0; tile < TILES; ++tile) at.x[tile] = p.x + min(8 * tile + lane / 4, p.rows - 1) * p.stride + lane % 4 * 8;
+    for (i32 i = 0; i < TILES; ++i) {
+        at.x[i] = p.x + source_of(p, tile.row + min(8 * i + lane / 4, tile.rows - 1)) * p.stride + lane % 4 * 8;
+    }
     at.scales = p.scales + brick * groups * BRICK + lane / 4 * 8;
     at.zeros = p.zeros + brick * groups * BRICK + lane / 4 * 8;
     return at;
@@ -112,17 +114,19 @@ DEVICE void multiply_unit(const Unit& unit, float (&sums)[4][TILES][4]) {
     }
 }
 
-// Grid: blocks of WARPS_N * 64 outputs, splits of the inputs. Dynamic shared memory: WARPS_N * WARPS_K * REGION floats.
+// Grid: blocks of WARPS_N * 64 outputs, splits of the inputs, tiles of rows. Dynamic shared memory: WARPS_N * WARPS_K * REGION floats.
 KERNEL(linear_few, Linear, THREADS, RESIDENT) {
     SHARED_MEMORY(shared);
     float* const regions = reinterpret_cast<float*>(shared);
+    RowTile tile;
+    if (!find_rows<TOKENS>(p, blockIdx.z, tile)) return;
     const i32 warp = threadIdx.x / WARP, warp_n = warp / WARPS_K, warp_k = warp % WARPS_K, split = blockIdx.y;
     const i32 bricks = bricks_of(p.outputs), brick = blockIdx.x * WARPS_N + warp_n;
     const i32 units = bricks_of(p.inputs) * UNITS;
     const i32 from = static_cast<i64>(units) * split / p.splits, to = static_cast<i64>(units) * (split + 1) / p.splits;
     float sums[4][TILES][4] = {};
     if (brick < bricks) {
-        const Lane lane = lane_of(p, brick);
+        const Lane lane = lane_of(p, tile, first_brick(p, tile) + brick);
         Unit ring[AHEAD];
 #pragma unroll
         for (i32 i = 0; i < AHEAD; ++i) {
@@ -141,9 +145,7 @@ KERNEL(linear_few, Linear, THREADS, RESIDENT) {
 #pragma unroll
     for (i32 i = 0; i < 4; ++i) {
 #pragma unroll
-        for (i32 tile = 0; tile < TILES; ++tile) {
-            put_sums<STRIDE>(regions + warp * REGION + tile * 8 * STRIDE, sums[i][tile], i);
-        }
+        for (i32 j = 0; j < TILES; ++j) put_sums<STRIDE>(regions + warp * REGION + j * 8 * STRIDE, sums[i][j], i);
     }
     __syncthreads();
     for (i32 item = threadIdx.x; item < WARPS_N * TOKENS * (BRICK / 4); item += THREADS) {
@@ -156,9 +158,9 @@ KERNEL(linear_few, Linear, THREADS, RESIDENT) {
 #pragma unroll
             for (i32 at = 0; at < 4; ++at) y[at] += more[at];
         }
-        keep_or_finish(p, split, token, (blockIdx.x * WARPS_N + of) * BRICK + column, y);
+        keep_or_finish(p, tile, split, token, (blockIdx.x * WARPS_N + of) * BRICK + column, y);
     }
-    if (p.splits > 1 && is_last(p, p.counters + blockIdx.x)) {
-        finish_splits<THREADS>(p, 0, TOKENS, blockIdx.x * WARPS_N * BRICK, WARPS_N * BRICK);
+    if (p.splits > 1 && is_last(p, p.counters + blockIdx.z * gridDim.x + blockIdx.x)) {
+        finish_splits<THREADS>(p, tile, blockIdx.x * WARPS_N * BRICK, WARPS_N * BRICK);
     }
 }

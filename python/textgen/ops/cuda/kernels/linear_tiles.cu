@@ -33,31 +33,38 @@ struct alignas(8 * UNITS) Words {  // of a lane, for 16 outputs by 32 inputs
     u32 at[2 * STEP_WORDS];
 };
 
+constexpr i32 ROWS_APART = THREADS / 8;  // eight threads copy a row
+
 struct Thread {  // what a thread copies and multiplies
     i32 part;  // 16 of a brick's 64 outputs that the warp begins with
-    // Where it copies from, brick by brick, as 32 bits behind the beginning: x in numbers; weights in bytes, and what of
-    // scales (the first of a brick's two warps) or zeros begins there in numbers.
-    u32 x, packed, more;
+    i32 rows;  // from its first one on
+    // Where it copies from, brick by brick, as 32 bits behind the beginning: rows of x in numbers; weights in 16 bytes, and
+    // what of scales (the first of a brick's two warps) or zeros begins there in numbers.
+    u32 x[TOKENS / ROWS_APART], packed, more;
     i32 x_to, x_from, weights, scales;  // in a stage
 };
 
-constexpr i32 ROWS_APART = THREADS / 8;  // eight threads copy a row
 static_assert(ROWS_APART % 2 == 0 && TOKENS % ROWS_APART == 0, "a thread's rows are alike");
 
 DEVICE i32 swizzled(i32 row, i32 piece) { return row * ROW_BYTES + (piece ^ (row % 2 * 4)) * 16; }
 
 // Warps that have no outputs multiply the last ones once more.
-DEVICE Thread thread_of(const Linear& p, i32 first) {
-    const i32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, piece = threadIdx.x % 8;
-    const i32 brick = min(static_cast<i32>(blockIdx.y) * BRICKS + warp / 2, bricks_of(p.outputs) - 1);
+DEVICE Thread thread_of(const Linear& p, const RowTile& tile, i32 first) {
+    const i32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, piece = threadIdx.x % 8, row = threadIdx.x / 8;
+    const i32 within = min(static_cast<i32>(blockIdx.y) * BRICKS + warp / 2, bricks_of(p.outputs) - 1);
+    const u32 brick = first_brick(p, tile) + within;
     const u32 bricks = bricks_of(p.inputs), groups = (bricks * BRICK + SPAN - 1) / SPAN;
     Thread t;
     t.part = warp % 2 * PARTS;
-    const i32 row = blockIdx.x * TOKENS + threadIdx.x / 8;
-    t.x = row * static_cast<u32>(p.stride) + first * BRICK + piece * 8;
-    t.packed = (brick * bricks + first) * (UNITS * UNIT_BYTES) + (t.part * WARP + lane) * 16;
+    t.rows = tile.rows - row;
+#pragma unroll
+    for (i32 i = 0; i < TOKENS / ROWS_APART; ++i) {
+        const u32 from = source_of(p, tile.row + min(row + i * ROWS_APART, tile.rows - 1));
+        t.x[i] = from * static_cast<u32>(p.stride) + first * BRICK + piece * 8;
+    }
+    t.packed = (brick * bricks + first) * (UNITS * UNIT_BYTES / 16) + t.part * WARP + lane;
     t.more = brick * groups * BRICK;
-    t.x_to = swizzled(threadIdx.x / 8, piece);
+    t.x_to = swizzled(row, piece);
     t.x_from = swizzled(lane / 4, lane % 4);
     t.weights = WEIGHTS + warp / 2 * UNITS * UNIT_BYTES + (t.part * WARP + lane) * 16;
     t.scales = SCALES + warp / 2 * SCALE_BYTES;
@@ -73,8 +80,8 @@ DEVICE void fetch(const Linear& p, Thread& t, i32 at, unsigned char* stage) {
         unsigned char* const to = stage + t.x_to + i * ROWS_APART * ROW_BYTES;
         if (!real) {
             store_quad(to, Quad{});
-        } else if (static_cast<i32>(blockIdx.x * TOKENS + threadIdx.x / 8) + i * ROWS_APART < p.rows) {
-            copy_async(to, p.x + (t.x + i * ROWS_APART * static_cast<u32>(p.stride)));
+        } else if (i * ROWS_APART < t.rows) {
+            copy_async(to, p.x + t.x[i]);
         }
     }
 #pragma unroll
@@ -82,7 +89,7 @@ DEVICE void fetch(const Linear& p, Thread& t, i32 at, unsigned char* stage) {
 #pragma unroll
         for (i32 i = 0; i < PARTS; ++i) {
             const i32 within = unit * UNIT_BYTES + i * WARP * 16;
-            copy_async(stage + t.weights + within, p.packed + (t.packed + within));
+            copy_async(stage + t.weights + within, p.packed + static_cast<u64>(t.packed) * 16 + within);
         }
     }
     if constexpr (GROUP != 0) {
@@ -95,8 +102,9 @@ DEVICE void fetch(const Linear& p, Thread& t, i32 at, unsigned char* stage) {
             copy_async(stage + ZEROS + threadIdx.x / WARP / 2 * ZERO_BYTES + within, p.zeros + group + within);
         }
     }
-    t.x += BRICK;
-    t.packed += UNITS * UNIT_BYTES;
+#pragma unroll
+    for (i32 i = 0; i < TOKENS / ROWS_APART; ++i) t.x[i] += BRICK;
+    t.packed += UNITS * UNIT_BYTES / 16;
 }
 
 struct Half {  // of a brick's inputs, for a warp's outputs: two steps
@@ -159,7 +167,7 @@ DEVICE void multiply_half(const Half& half, const unsigned char* x, i32 tokens, 
 
 // 16 tokens at a time by way of shared memory, so that neighbours are stored together.
 DEVICE void store_sums(
-    const Linear& p, i32 token, i32 output, i32 split, float* region, const float (&sums)[PARTS][TILES][4]) {
+    const Linear& p, const RowTile& tile, i32 output, i32 split, float* region, const float (&sums)[PARTS][TILES][4]) {
     const i32 lane = threadIdx.x % WARP;
 #pragma unroll
     for (i32 first = 0; first < TILES; first += 2) {
@@ -173,22 +181,23 @@ DEVICE void store_sums(
             const i32 row = item / (OUTPUTS / 4), column = item % (OUTPUTS / 4) * 4;
             float y[4];
             unpack(load_quad(region + row * STRIDE + column), y, 0.0f);
-            keep_or_finish(p, split, token + 8 * first + row, output + column, y);
+            keep_or_finish(p, tile, split, 8 * first + row, output + column, y);
         }
         __syncwarp();
     }
 }
 
-// Grid: tiles of tokens, which share weights, first; blocks of outputs; splits of the inputs. Dynamic shared memory: STAGES
+// Grid: tiles of rows, which share weights, first; blocks of outputs; splits of the inputs. Dynamic shared memory: STAGES
 // of STAGE bytes, which is more than WARPS regions.
 KERNEL(linear_tiles, Linear, THREADS, 2) {
     SHARED_MEMORY(shared);
+    RowTile tile;
+    if (!find_rows<TOKENS>(p, blockIdx.x, tile)) return;
     const i32 split = blockIdx.z;
     const i64 along = bricks_of(p.inputs);
     i32 at = static_cast<i32>(along * split / p.splits);
     const i32 to = static_cast<i32>(along * (split + 1) / p.splits);
-    Thread thread = thread_of(p, at);
-    const i32 token = blockIdx.x * TOKENS, tokens = p.rows - token;
+    Thread thread = thread_of(p, tile, at);
     i32 full = 0, empty = 0;  // where stages begin
     const auto fetch_next = [&](i32 next) {
         if (next < to) fetch(p, thread, next, shared + empty);
@@ -208,15 +217,15 @@ KERNEL(linear_tiles, Linear, THREADS, 2) {
             const unsigned char* const stage = shared + full;
             Half half;
             load_half(thread, stage, i, half);
-            multiply_half(half, stage + (thread.x_from ^ i * 64), tokens, sums);
+            multiply_half(half, stage + (thread.x_from ^ i * 64), tile.rows, sums);
         }
         full = full + STAGE == STAGES * STAGE ? 0 : full + STAGE;
     }
     copy_wait<0>();
     __syncthreads();  // nobody reads a stage any more
     const i32 first = blockIdx.y * BRICKS * BRICK, warp = threadIdx.x / WARP;
-    store_sums(p, token, first + warp * OUTPUTS, split, reinterpret_cast<float*>(shared) + warp * REGION, sums);
+    store_sums(p, tile, first + warp * OUTPUTS, split, reinterpret_cast<float*>(shared) + warp * REGION, sums);
     if (p.splits > 1 && is_last(p, p.counters + blockIdx.y * gridDim.x + blockIdx.x)) {
-        finish_splits<THREADS>(p, token, TOKENS, first, BRICKS * BRICK);
+        finish_splits<THREADS>(p, tile, first, BRICKS * BRICK);
     }
 }
