@@ -10,9 +10,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
-from support.server import environment
+import torch
+from support.missed import missed
+from support.models import SIZES, save, vocabulary_size
+from support.reference import Reference
+from support.server import Start, environment
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from textgen.gpu import server
 from textgen.gpu.results import Results
@@ -34,11 +40,18 @@ def test_a_server_is_held_against_another(capfd: pytest.CaptureFixture[str]) -> 
     assert "WRONG server for GPUs" in capfd.readouterr().out
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is missing")
-def test_a_server_on_the_stand_in_for_a_gpu_says_what_the_processor_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the launcher's plan for a GPU to steps that are captured; small, because every thread of a block is run."""
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers and shards that are started find a GPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is missing")
     path = [ROOT / "integration-tests" / "support" / "gpu_stand_in", ROOT, os.environ.get("PYTHONPATH")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(folder) for folder in path if folder))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_server_on_the_stand_in_for_a_gpu_says_what_the_processor_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the launcher's plan for a GPU to steps that are captured; small, because every thread of a block is run."""
     for name, value in {"PROMPTS": server.PROMPTS[:2], "TOKENS": 10, "LONG": 40}.items():
         monkeypatch.setattr(server, name, value)
     small = ("--max-batch-prefill-tokens", "32", "--max-batch-size", "4", "--max-total-tokens", "96")
@@ -49,6 +62,22 @@ def test_a_server_on_the_stand_in_for_a_gpu_says_what_the_processor_says(monkeyp
     assert [line.name for line in results.lines if "at once" in line.name or "killed" in line.name] == [
         "native: streams at once", "native: a stream whose shard was killed",
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_experts_of_few_bits_on_the_stand_in_say_nearly_what_transformers_says(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(11)
+    mixture = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+    config = Qwen3MoeConfig(**(SIZES | mixture), vocab_size=vocabulary_size(), initializer_range=0.1)
+    save(Qwen3MoeForCausalLM(config), tmp_path)
+    reference, small = (
+        Reference(tmp_path),
+        {"max_batch_prefill_tokens": 32, "max_total_tokens": 96, "max_batch_size": 2},
+    )
+    for quantize, bound in (("int8", 0.05), ("int4", 0.4)):
+        launcher = start(model=tmp_path, device="cuda", dtype="bfloat16", quantize=quantize, **small).wait_ready()
+        assert median(missed(launcher.url, reference, "Some words for experts")) < bound
+        launcher.stop()
 
 
 def test_servers_and_peers_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:

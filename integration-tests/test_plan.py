@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.api import Api
+from support.missed import missed
 from support.models import SIZES, save, vocabulary_size
 from support.prompts import words
 from support.reference import Reference, must_match
@@ -89,17 +90,11 @@ def test_threads_are_bound_to_processors(start: Start, plan: str) -> None:
 TEXT = "Once upon a time there was a little girl who lived in a small house near the sea. One day she found a key."
 
 
-def missed(launcher: Launcher, reference: Reference) -> list[float]:
-    """By how much the log-probability of each token of a prompt differs from Transformers'."""
-    expected = reference.prompt_logprobs(TEXT)
-    api = Api(launcher.url)
-    parameters = {"details": True, "decoder_input_details": True, "max_new_tokens": 1}
-    answer = api.post("/generate", {"inputs": TEXT, "parameters": parameters})
-    api.close()
-    got = [token["logprob"] for token in answer["details"]["prefill"]][1:]
-    assert len(got) == len(expected)
+def apart(launcher: Launcher, reference: Reference) -> list[float]:
+    """What it missed, by a plan."""
+    found = missed(launcher.url, reference, TEXT)
     assert "plan: " in launcher.log
-    return [abs(ours - theirs) for ours, theirs in zip(got, expected, strict=True)]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -110,9 +105,9 @@ def test_a_quantized_model_says_nearly_the_same(
     start: Start, built_in_reference: Reference, setting: str, value: str, bound: float
 ) -> None:
     """By the log-probabilities of a prompt, against Transformers' with weights and cache as they are stored."""
-    apart = missed(start(**{setting: value}, dtype="float32", plan="auto").wait_ready(), built_in_reference)
-    assert median(apart) < bound, "tokens that nobody expects may be missed by more"
-    assert max(apart) > 1e-4, "nothing was quantized"
+    found = apart(start(**{setting: value}, dtype="float32", plan="auto").wait_ready(), built_in_reference)
+    assert median(found) < bound, "tokens that nobody expects may be missed by more"
+    assert max(found) > 1e-4, "nothing was quantized"
 
 
 def test_a_mixture_of_experts_in_few_bits_says_nearly_the_same(start: Start, tmp_path: Path) -> None:
@@ -125,7 +120,7 @@ def test_a_mixture_of_experts_in_few_bits_says_nearly_the_same(start: Start, tmp
     for quantize in ("", "int8", "int4"):
         given = {"quantize": quantize} if quantize else {}
         launcher = start(model=tmp_path, dtype="float32", plan="auto", **given).wait_ready()
-        found.append(median(missed(launcher, reference)))
+        found.append(median(apart(launcher, reference)))
         launcher.stop()
     assert found[0] < 1e-4 < found[1] < found[2] < 0.3, found
 
