@@ -22,7 +22,7 @@ from textgen import LLM, SamplingParams
 
 NEW, REHEARSED = 128, 4  # tokens of an answer
 SHARE = 0.45  # of the memory for our server: the peers have the weights a second time
-LITTLE = 0.01  # of a rehearsal's memory
+LITTLE, SHORT = 0.01, 256  # of a rehearsal's memory; tokens of its steps, whose buffers have to fit in there
 STATIC, CONTINUOUS = "generate, static cache", "continuous batching"
 
 Tokens: TypeAlias = list[list[int]]
@@ -116,12 +116,14 @@ def _peers(task: Task, place: Place, new: int, notes: list[str]) -> dict[str, Pr
 
 def _limits(place: Place) -> dict[str, Any]:
     """So that continuous batching takes no more of what is free than half: the static cache wants some too."""
-    share = LITTLE if place.rehearsal else 0.5
+    limits: dict[str, Any] = {"max_memory_percent": 0.5}
+    if place.rehearsal:
+        limits = {"max_memory_percent": LITTLE, "max_batch_tokens": SHORT}
     try:
         from transformers import ContinuousBatchingConfig
     except ImportError:  # an older version
         return {}
-    return {"continuous_batching_config": ContinuousBatchingConfig(max_memory_percent=share)}
+    return {"continuous_batching_config": ContinuousBatchingConfig(**limits)}
 
 
 def _turns(task: Task, programs: Mapping[str, Program], batch: int, new: int, notes: list[str]) -> list[Row]:
