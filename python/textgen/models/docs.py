@@ -70,10 +70,10 @@ draft tokens are left out. Each architecture is held against Transformers as abo
 
 Weights in 8-bit floating point (`quant_method` `fp8`, by blocks as DeepSeek's and Qwen's or whole matrices; and
 `compressed-tensors` in the formats `float-quantized` and `naive-quantized`, by matrix, row or block) become numbers of
-the server's `--dtype` as they are read: they take the memory of the unquantized model. On a GPU those of linear layers
-stay in 8 bits (scales by blocks of 32 inputs or a multiple of 64), and experts do not. gpt-oss may have MXFP4 for its
-experts: processors multiply it as it is, on GPUs it becomes numbers. 4-bit weights of GPTQ and AWQ (groups of 32, 64 or
-128) stay as they are, but for experts on a GPU, which become numbers of `--dtype`. Any other method (bitsandbytes,
+the server's `--dtype` as they are read: they take the memory of the unquantized model. On a GPU they stay in 8 bits
+(scales by blocks of 32 inputs or a multiple of 64). gpt-oss may have MXFP4 for its experts, which is multiplied as it
+is. So are 4-bit weights of GPTQ and AWQ (groups of 32, 64 or 128). Which experts become numbers of `--dtype` on a GPU
+nevertheless, [its page](gpu.md#serving) says. Any other method (bitsandbytes,
 integers) is refused by its name.
 
 ## Rotary forms
