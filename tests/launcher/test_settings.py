@@ -141,7 +141,7 @@ def test_log_levels_have_one_spelling() -> None:
         (["--quantize", "q4"], ["--quantize 'q4'", "int8, int4"]),
         (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype 'fp8_e5m2'", "auto, int8, fp8", "use fp8"]),
         (["--kv-cache-dtype", "int4"], ["--kv-cache-dtype 'int4'", "auto, int8"]),
-        (["--cpu-isa", "sse"], ["--cpu-isa 'sse'", "portable, avx2, avx512vnni, avx512, amx"]),
+        (["--cpu-isa", "sse"], ["--cpu-isa 'sse'", "portable, avx2, avxvnni, avx512vnni, avx512, amx"]),
         (["--tls-cert", "c.pem"], ["--tls-cert needs --tls-key"]),
         (["--tls-key", "k.pem"], ["--tls-key needs --tls-cert"]),
         (["--otlp-protocol", "http/json"], ["--otlp-protocol 'http/json'", "grpc, http/protobuf"]),

@@ -33,6 +33,11 @@ namespace avx512vnni {
 const Kernel *kernel_of(int32_t kind);
 }
 #endif
+#if defined(TG_HAS_AVXVNNI)
+namespace avxvnni {
+const Kernel *kernel_of(int32_t kind);
+}
+#endif
 #if defined(TG_HAS_AVX2)
 namespace avx2 {
 const Kernel *kernel_of(int32_t kind);
@@ -51,7 +56,7 @@ namespace {
 
 #if defined(__x86_64__)
 struct Features {
-  bool avx2 = false, avx512vnni = false, avx512 = false, amx = false;
+  bool avx2 = false, avxvnni = false, avx512vnni = false, avx512 = false, amx = false;
   bool reads_many = true;   // many streams of reads at once are faster than two
   bool slow_pairs = false;  // a product of pairs in bfloat16 takes longer than the two of float32 that it stands for
 };
@@ -87,7 +92,12 @@ Features detect() {
   constexpr uint32_t kWide = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // AVX-512 F, DQ, BW, VL
   const bool wide = (b & kWide) == kWide && (c >> 11 & 1) != 0;            // and VNNI
   uint32_t a1 = 0, b1, c1, d1;
-  const bool bf16 = __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) != 0 && (a1 >> 5 & 1) != 0;
+  const bool more = __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) != 0;
+  const bool bf16 = more && (a1 >> 5 & 1) != 0;
+  found.avxvnni = found.avx2 && more && (a1 >> 4 & 1) != 0;
+#if defined(TG_EMULATED_VNNI)
+  found.avxvnni = found.avx2;
+#endif
   found.avx512vnni = found.avx2 && wide && (state & 0xe6) == 0xe6;
   found.avx512 = found.avx512vnni && bf16;
 #if defined(TG_EMULATED_TILES)
@@ -144,6 +154,9 @@ const Entry entries[] = {
 #endif
 #if defined(TG_HAS_AVX512VNNI)
     {api_of<avx512vnni::kernel_of>("avx512vnni"), [] { return features().avx512vnni; }},
+#endif
+#if defined(TG_HAS_AVXVNNI)
+    {api_of<avxvnni::kernel_of>("avxvnni"), [] { return features().avxvnni; }},
 #endif
 #if defined(TG_HAS_AVX2)
     {api_of<avx2::kernel_of>("avx2"), [] { return features().avx2; }},

@@ -318,8 +318,8 @@ class Settings:
         group=BATCHING, metavar="WHEN", from_environment=lambda value: value in ("auto", "off"),
     )  # fmt: skip
     cpu_isa: str | None = setting(
-        choice("portable", "avx2", "avx512vnni", "avx512", "amx", "neon"), None,
-        "Instruction set of those kernels: portable, avx2, avx512vnni, avx512, amx or neon.",
+        choice("portable", "avx2", "avxvnni", "avx512vnni", "avx512", "amx", "neon"), None,
+        "Instruction set of those kernels: portable, avx2, avxvnni, avx512vnni, avx512, amx or neon.",
         group=BATCHING, default="the best that the machine has", metavar="NAME",
     )  # fmt: skip
     weights_cache: str | None = setting(

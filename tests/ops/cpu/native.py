@@ -110,7 +110,7 @@ def isas() -> tuple[str, ...]:
         except ValueError:
             return False
 
-    return tuple(isa for isa in ("amx", "avx512", "avx512vnni", "avx2", "neon", "portable") if has(isa))
+    return tuple(isa for isa in ("amx", "avx512", "avx512vnni", "avxvnni", "avx2", "neon", "portable") if has(isa))
 
 
 @dataclass

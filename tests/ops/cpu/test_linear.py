@@ -34,7 +34,7 @@ from .weights import (
 
 GROUPED = [(form, group) for form in (INT8_GROUPS, INT4_GROUPS, INT4_ZEROS) for group in (32, 64, 128)]
 FORMS = [(F32, 0), (BF16, 0), (F16, 0), (INT8, 0), *GROUPED, (MXFP4, 32), *((form, 0) for form in BLOCKS)]
-ISAS = ("amx", "avx512", "avx512vnni", "avx2", "neon", "portable")
+ISAS = ("amx", "avx512", "avx512vnni", "avxvnni", "avx2", "neon", "portable")
 KERNELS = [kernels for isa in ISAS if (kernels := kernels_of(isa))]
 
 

@@ -4,6 +4,11 @@
 #include "../count.h"
 #include "../simd.h"
 
+// Products of four bytes in vectors of 256 bits.
+#if defined(__AVXVNNI__) || defined(TG_EMULATED_VNNI)
+#define TG_AVX_VNNI
+#endif
+
 namespace tg::TG_ISA {
 
 #if defined(__AMX_TILE__)
@@ -138,6 +143,27 @@ TG_INLINE bool as_floats() {
 TG_INLINE __m512i add_bytes(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
   return sum;
+}
+#elif defined(TG_AVX_VNNI)
+// a, b: the same, of integers, with four signed bytes that all numbers have. As add_products.
+TG_INLINE void add_bytes(Vec &a, Vec &b, const char *signed_bytes, Vec right, Vec beside) {
+  Vec unit;
+#if defined(TG_EMULATED_VNNI)
+  memcpy(&unit, signed_bytes, 4);
+  const __m256i four = _mm256_set1_epi32(cast<IVec>(unit)[0]);
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd = _mm256_srai_epi16(four, 8);
+  const auto products = [&](Vec bytes) {
+    const __m256i low = _mm256_and_si256(cast<__m256i>(bytes), _mm256_set1_epi16(255));
+    const __m256i high = _mm256_srli_epi16(cast<__m256i>(bytes), 8);
+    return cast<IVec>(_mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd)));
+  };
+  a = cast<Vec>(cast<IVec>(a) + products(right));
+  b = cast<Vec>(cast<IVec>(b) + products(beside));
+#else
+  asm("vpbroadcastd %3, %2\n\t%{vex%} vpdpbusd %2, %4, %0\n\t%{vex%} vpdpbusd %2, %5, %1"
+      : "+x"(a), "+x"(b), "=&x"(unit)
+      : "m"(*reinterpret_cast<const char(*)[4]>(signed_bytes)), "x"(right), "x"(beside));
+#endif
 }
 #endif
 

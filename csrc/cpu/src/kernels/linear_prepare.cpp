@@ -4,8 +4,8 @@
 namespace tg::TG_ISA {
 namespace {
 
-// AVX2 multiplies 16-bit integers with weights of eight bits; with smaller ones, bytes.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+// AVX2 alone multiplies 16-bit integers with weights of eight bits; with smaller ones, bytes.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(TG_AVX_VNNI)
 using IntUnit = int16_t;
 #else
 using IntUnit = int8_t;

@@ -94,6 +94,30 @@ struct Bytes {
     acc.sum = add_bytes(acc.sum, right.bytes, _mm512_set1_epi32(unit));
   }
 };
+#elif defined(TG_AVX_VNNI)
+struct Bytes {
+  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kSumRegisters = kParts;
+  static constexpr bool kInteger = true;
+  struct Acc {
+    Vec part[kParts];  // the bits of integers: an __m256i might be anywhere in memory, and GCC would store it in each step
+  };
+  using Right = Acc;
+  TG_INLINE static Acc start(int32_t first) {
+    const Vec each = cast<Vec>(_mm256_set1_epi32(first));
+    return {each, each};
+  }
+  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
+    for (int part = 0; part < kParts; part++) sums[part] = _mm256_cvtepi32_ps(cast<__m256i>(acc.part[part]));
+  }
+  TG_INLINE static Right take(const uint8_t *weight, int) {
+    Right right;
+    for (int part = 0; part < kParts; part++) right.part[part] = load(reinterpret_cast<const float *>(weight) + part * kLanes);
+    return right;
+  }
+  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int) {
+    add_bytes(acc.part[0], acc.part[1], x, right.part[0], right.part[1]);
+  }
+};
 #elif defined(__AVX2__)
 // Of kHalves * 8 outputs.
 template <int kHalves>
@@ -364,7 +388,7 @@ void multiply_near(const Linear &job) {
       return multiply_by<Bf16s>(job);
     case TG_WEIGHT_F16: return multiply_by<Halves>(job);
     default:
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(TG_AVX_VNNI)
       if (job.rows > 2) return multiply_by<SomeBytes<1>>(job);
 #endif
       return multiply_by<Bytes>(job);
