@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from support.refusals import LIMIT, MOST
 from support.scripted import Script, write_script
 from support.server import Launcher, Start, launch
 
+HERE = Path(__file__).parent
 torch.set_num_threads(1)
 # What a script starts in the background ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,6 +49,15 @@ def start_for_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts servers that live as long as one test."""
     yield from _starter(tmp_path)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers and shards that are started find a GPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is missing")
+    path = [HERE / "support" / "gpu_stand_in", HERE.parent, os.environ.get("PYTHONPATH")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(folder) for folder in path if folder))
 
 
 def _starter(folder: Path) -> Iterator[Start]:

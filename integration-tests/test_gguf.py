@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 
 import gguf
 import pytest
 from safetensors.torch import load_file
 from support.api import Api
+from support.missed import missed
 from support.models import BUILT_IN, END
 from support.reference import Reference, must_match
 from support.server import Start
@@ -19,8 +21,8 @@ PRE = "starcoder"  # cuts these texts as the built-in tokenizer does
 PROMPTS = ("Once upon a time", "The river 2026 ", "  Größe: 東京")
 
 
-def write_built_in(path: Path) -> Path:
-    """As llama.cpp's converter would, in the type that the weights have."""
+def write_built_in(path: Path, matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.BF16) -> Path:
+    """As llama.cpp's converter would: in the type that the weights have, or another."""
     config = json.loads((BUILT_IN / "config.json").read_text())
     text = json.loads((BUILT_IN / "tokenizer.json").read_text())
     settings = json.loads((BUILT_IN / "tokenizer_config.json").read_text())
@@ -60,12 +62,21 @@ def write_built_in(path: Path) -> Path:
             array = array.reshape(count, 2, dim // 2, -1).swapaxes(1, 2).reshape(array.shape)
         to = names.get_name(name, (".weight", ".bias"))
         assert to is not None
-        kind = gguf.GGMLQuantizationType.F32 if array.ndim == 1 else gguf.GGMLQuantizationType.BF16
+        kind = gguf.GGMLQuantizationType.F32 if array.ndim == 1 else matrices
         writer.add_tensor(to, gguf.quantize(array, kind), raw_dtype=kind)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         step()
     writer.close()
     return path
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_blocks_of_a_file_are_multiplied_on_a_gpu(start: Start, tmp_path: Path, built_in_reference: Reference) -> None:
+    """The stand-in for one."""
+    model = write_built_in(tmp_path / "demo.gguf", gguf.GGMLQuantizationType.Q8_0)
+    small = {"max_batch_prefill_tokens": 32, "max_total_tokens": 96, "max_batch_size": 2}
+    launcher = start(model=model, device="cuda", dtype="bfloat16", **small).wait_ready()
+    assert median(missed(launcher.url, built_in_reference, PROMPTS[0])) < 0.1
 
 
 def test_the_built_in_model_out_of_a_gguf_file(start: Start, tmp_path: Path, built_in_reference: Reference) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -38,15 +37,6 @@ def test_a_server_is_held_against_another(capfd: pytest.CaptureFixture[str]) -> 
     assert "--attention native is for GPUs" in told["for GPUs"].said
     assert told["torch: answers"].said == "4 of 4 the same" and len(told) == 3
     assert "WRONG server for GPUs" in capfd.readouterr().out
-
-
-@pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launchers and shards that are started find a GPU."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++ is missing")
-    path = [ROOT / "integration-tests" / "support" / "gpu_stand_in", ROOT, os.environ.get("PYTHONPATH")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(folder) for folder in path if folder))
 
 
 @pytest.mark.usefixtures("stand_in")
