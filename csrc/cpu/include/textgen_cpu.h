@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // Rises with every change that a binding must know of.
-#define TG_ABI 4
+#define TG_ABI 5
 
 typedef enum tg_dtype { TG_F32 = 0, TG_BF16 = 1, TG_F16 = 2, TG_I8 = 3, TG_U8 = 4, TG_I32 = 5, TG_I64 = 6 } tg_dtype;
 

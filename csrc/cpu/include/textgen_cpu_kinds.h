@@ -205,6 +205,7 @@ enum tg_argmax {
 typedef struct tg_draw {
   const float *logits;  // [vocab] that it is drawn from, minus infinity where it may not be; NULL: the row of x
   int32_t *history;     // [position] tokens before this one, of which the first `prompt` are no output; NULL: no penalties
+  const char *mask;     // bits of the tokens that may be drawn, whole 4 bytes of them, the lowest first; NULL: all
   uint64_t seed;
   int64_t position, prompt;
   int64_t window;  // how many of the last tokens are looked at; 0: all

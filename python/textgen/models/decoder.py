@@ -20,7 +20,7 @@ from textgen.layers.weight import LoadContext
 from textgen.models.names import WeightNames
 from textgen.models.spec import DecoderSpec
 from textgen.ops import Attention, Ops
-from textgen.ops.sampling import Histories, SamplingRows
+from textgen.ops.sampling import Allowed, Histories, SamplingRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,12 @@ class FindsLikeliest(Protocol):
 class Draws(Protocol):
     """A model that draws tokens from its logits."""
 
-    def draw(self, rows: SamplingRows, source: Histories | Tensor | None) -> Tensor | None:
+    def draw(
+        self, rows: SamplingRows, source: Histories | Tensor | None, allowed: Allowed | None = None
+    ) -> Tensor | None:
         """[rows] int64: a token of each row of the last `logits`, None where it does not draw such rows. A row that may
         draw nothing gets any token. source: what the penalised rows have said; or what is drawn from instead, [rows,
-        vocab] float32, with penalties on it."""
+        vocab] float32, with penalties on it. allowed: what some rows may draw."""
         ...
 
 

@@ -312,7 +312,7 @@ class Runner:
         shaped = logits
         if allowed is not None and known is not None and rules is None and rows.plain:
             tokens = allowed.likeliest(logits, known.tokens)
-        elif allowed is None and rules is None and (drawn := self._drawn(rows, chosen)) is not None:
+        elif rules is None and (drawn := self._drawn(rows, chosen, allowed)) is not None:
             tokens = drawn
         else:
             shaped = shape(logits, rows, history, allowed, rules)
@@ -337,13 +337,15 @@ class Runner:
         waited = None if limits is None else limits.waited
         return _Sampled(chosen, tokens, scores.chosen, kept, top, faults, waited)
 
-    def _drawn(self, rows: SamplingRows, source: Ints | Tensor) -> Tensor | None:
+    def _drawn(self, rows: SamplingRows, source: Ints | Tensor, allowed: Allowed | None = None) -> Tensor | None:
         """[rows] tokens that the model itself draws from its last logits, or from shaped ones; None where it does not,
-        or nothing is drawn. source: the slots that the rows are of, or shaped logits [rows, vocab]."""
+        or nothing is drawn. source: the slots that the rows are of, or shaped logits [rows, vocab]. allowed: what some
+        rows may draw."""
         if self._draws is None or rows.plain:
             return None
         if not isinstance(source, Tensor):
-            return self._draws.draw(rows, Histories(self.slots.history, source) if rows.penalised.any() else None)
+            said = Histories(self.slots.history, source) if rows.penalised.any() else None
+            return self._draws.draw(rows, said, allowed)
         return self._draws.draw(rows, source)
 
     def _limits(self, number: int, chosen: Ints, masks: tuple[Ints, Ints]) -> Limits:

@@ -12,19 +12,25 @@ from torch import Tensor
 
 from textgen.ops import sampling
 from textgen.ops.cpu.draw import DRAW, draws, fill
-from textgen.ops.sampling import Histories, SamplingRows
+from textgen.ops.sampling import Allowed, Histories, SamplingRows
 
 from ..drawing import CHOICES, check_draws, rows_of
 from .guarded import guarded
 from .native import DRAW_TOKENS, Native, Step
 
 
-def drawn(native: Native, logits: Tensor, rows: SamplingRows, source: Histories | Tensor | None = None) -> Tensor:
+def drawn(
+    native: Native,
+    logits: Tensor,
+    rows: SamplingRows,
+    source: Histories | Tensor | None = None,
+    allowed: Allowed | None = None,
+) -> Tensor:
     """[rows] tokens; their log-probabilities are looked at here."""
     tokens, normaliser = logits.argmax(dim=-1), logits.logsumexp(dim=-1)
     logprobs = logits.amax(dim=-1) - normaliser
     records = np.zeros(len(logits), DRAW)
-    fill(records, rows, source)
+    fill(records, rows, source, allowed)
     addresses = (records.ctypes.data, *(each.data_ptr() for each in (tokens, normaliser, logprobs)))
     op: tuple[int, dict[int, int], dict[int, float], int] = (DRAW_TOKENS, dict(enumerate(addresses, start=1)), {}, 0)
     native.run(op, [logits], Step(len(logits), outputs=len(logits)), outputs=[0])
@@ -101,6 +107,28 @@ def test_what_a_grammar_forbids_is_never_drawn(native: Native, rng: random.Rando
     tokens = drawn(native, logits, rows)
     assert allowed[torch.arange(24), tokens].all()
     check_draws(logits, rows, tokens)
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_masks_of_some_rows(native: Native, rng: random.Random, temperature: float, penalised: bool) -> None:
+    """The bits end where memory ends, and are not beside each other."""
+    count, vocab = 24, rng.choice([31, 300, 1500])
+    width = 4 * -(-vocab // 32)
+    rows = rows_of(rng, count, temperature=[temperature], top_p=[1.0, 0.9], top_k=[0, 4])
+    tokens = torch.randint(0, vocab, (count, 50), dtype=torch.int32)
+    if penalised:
+        repetition = np.full(count, 1.3, np.float32)
+        rows = replace(rows, repetition=repetition, position=np.full(count, 50), prompt_len=np.full(count, 9))
+    which = np.array(sorted(rng.sample(range(count), rng.randint(1, count))))
+    bits = guarded(torch.randint(0, 256, (len(which), width + 8), dtype=torch.uint8))[:, 8:].numpy()
+    bits[:, rng.randrange(vocab) // 8] = 255
+    allowed, logits = Allowed(which, bits), guarded(torch.randn(count, vocab))
+    assert draws(rows, allowed) and not draws(rows, Allowed(which, bits[:, 1:]))
+    shaped = sampling.shape(logits, rows, lambda mask: tokens[np.flatnonzero(mask)].long(), allowed)
+    got = drawn(native, logits, rows, Histories(tokens, np.arange(count)), allowed)
+    check_draws(shaped, rows, got)
+    assert allowed.permits(got.numpy()).all()
 
 
 def test_rows_without_any_token_and_with_a_broken_one_end(native: Native, rng: random.Random) -> None:

@@ -1,4 +1,4 @@
-// Draws a token from rows of logits: penalties, temperature, then top-k, top-p (arXiv 1904.09751) and min-p (arXiv 2407.01082) as
+// Draws a token from rows of logits: penalties, a mask, temperature, then top-k, top-p (arXiv 1904.09751) and min-p (arXiv 2407.01082) as
 // filters one after the other, then the first token, by id, whose cumulative share exceeds a number made of seed and position.
 // Nothing is sorted: a filter keeps what is not below some score, which is found from histograms. A row is drawn by one worker, so
 // that its token depends on nothing but itself.
@@ -38,7 +38,7 @@ struct Candidates {
 
 struct Workspace {
   Candidates candidates;
-  float *penalised;  // [vocab]
+  float *shaped;     // [vocab]
   double *spans;     // [vocab / kSpan]
   double *buckets;   // [kBuckets]
 
@@ -48,7 +48,7 @@ struct Workspace {
     const int64_t each = round_up(vocab, kStretch);
     float *numbers = reinterpret_cast<float *>(at);
     candidates = {numbers, numbers + each, reinterpret_cast<int32_t *>(numbers + 2 * each), 0};
-    penalised = numbers + 3 * each;
+    shaped = numbers + 3 * each;
     spans = reinterpret_cast<double *>(at + 4 * each * 4);
     buckets = spans + spans_of(vocab);
   }
@@ -223,7 +223,7 @@ const float *penalise(const float *logits, int64_t vocab, const tg_draw &draw, W
   constexpr int32_t kDone = -1;
   const int64_t first = draw.window > 0 ? most(0, draw.position - draw.window) : 0;
   int32_t *counts = space.candidates.ids;
-  memcpy(space.penalised, logits, vocab * sizeof(float));
+  memcpy(space.shaped, logits, vocab * sizeof(float));
   const auto each = [&](int64_t from, const auto &change) {
     for (int64_t i = most(first, from); i < draw.position; i++) {
       if (draw.history[i] >= 0 && draw.history[i] < vocab) change(draw.history[i]);
@@ -234,12 +234,18 @@ const float *penalise(const float *logits, int64_t vocab, const tg_draw &draw, W
   each(0, [&](int32_t token) {
     const int32_t count = counts[token];
     if (count == kDone) return;
-    float &x = space.penalised[token];
+    float &x = space.shaped[token];
     x = x < 0 ? x * draw.repetition : x / draw.repetition;
     x = x - static_cast<float>(count) * draw.frequency - (count > 0 ? draw.presence : 0.0f);
     counts[token] = kDone;
   });
-  return space.penalised;
+  return space.shaped;
+}
+
+// Logits with minus infinity where a token may not be drawn, in the workspace too.
+const float *restricted(const float *logits, int64_t vocab, const char *mask, Workspace &space) {
+  by_vector(0, vocab, [&](int64_t i, int lanes) { store_lanes(space.shaped + i, load_allowed(logits, mask, i, lanes), lanes); });
+  return space.shaped;
 }
 
 void draw_run(const tg_op &op, const Run &run) {
@@ -254,6 +260,7 @@ void draw_run(const tg_op &op, const Run &run) {
     const tg_draw &draw = draws[at];
     const float *numbers = run.row<float>(x, at), *shaped = draw.logits;
     if (draw.history != nullptr) shaped = penalise(numbers, vocab, draw, space);
+    if (draw.mask != nullptr) shaped = restricted(shaped == nullptr ? numbers : shaped, vocab, draw.mask, space);
     Row row = {shaped == nullptr ? numbers : shaped, vocab, 0, draw.factor, 0};
     if (shaped != nullptr) tokens[at] = best_of(shaped, 0, vocab).token;
     row.top = row.logits[tokens[at]];

@@ -45,4 +45,14 @@ TG_INLINE Best best_of(const T *x, int64_t first, int64_t count) {
   return best;
 }
 
+// Numbers from the i-th on, and minus infinity where their bits are 0: whole 4 bytes of bits, the lowest first. i is a multiple of
+// kLanes.
+template <typename T>
+TG_INLINE Vec load_allowed(const T *x, const char *mask, int64_t i, int lanes) {
+  uint32_t word;
+  memcpy(&word, mask + i / 32 * 4, sizeof word);
+  const IVec set = (static_cast<int32_t>(word >> (i % 32)) >> lane_index()) & 1;
+  return (set != 0) & (lane_index() < lanes) ? load_lanes(x + i, lanes) : splat(-__builtin_inff());
+}
+
 }  // namespace tg::TG_ISA

@@ -10,13 +10,7 @@ constexpr int64_t kPart = 4096;  // logits that one worker looks at before the n
 template <typename T>
 TG_INLINE Best best_allowed(const T *x, const char *mask, int64_t first, int64_t count) {
   const float never = -__builtin_inff();
-  const auto allowed = [&](int64_t i, int lanes) {
-    uint32_t word;
-    memcpy(&word, mask + (first + i) / 32 * 4, sizeof word);
-    const Vec v = load_lanes(x + first + i, lanes);
-    const IVec set = (static_cast<int32_t>(word >> (i % 32)) >> lane_index()) & 1;
-    return (set != 0) & (lane_index() < lanes) ? v : splat(never);
-  };
+  const auto allowed = [&](int64_t i, int lanes) { return load_allowed(x, mask, first + i, lanes); };
   Vec top = splat(never);
   by_vector(0, count, [&](int64_t i, int lanes) { top = max(allowed(i, lanes), top); });
   Best best = {largest(top), 0, -1};

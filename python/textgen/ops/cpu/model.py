@@ -23,7 +23,7 @@ from textgen.ops.cpu.lower import LayerPlace, Lowered, check_lowerable
 from textgen.ops.cpu.record import Recording, record
 from textgen.ops.cpu.values import NotRecorded
 from textgen.ops.reference_attention import PagedAttention
-from textgen.ops.sampling import Histories, SamplingRows
+from textgen.ops.sampling import Allowed, Histories, SamplingRows
 
 log = logging.getLogger(__name__)
 
@@ -177,22 +177,26 @@ class PlannedModel:
         tokens, normalisers, _ = self._logits.likeliest
         return Likeliest(tokens[: self._found], normalisers[: self._found])
 
-    def draw(self, rows: SamplingRows, source: Histories | Tensor | None) -> Tensor | None:
+    def draw(
+        self, rows: SamplingRows, source: Histories | Tensor | None, allowed: Allowed | None = None
+    ) -> Tensor | None:
         """See `Draws`."""
-        drawing = self._to_draw(rows, source)
+        drawing = self._to_draw(rows, source, allowed)
         if drawing is None or self._logits.likeliest is None:
             return None
         self._kernels.run(drawing, Step(tokens=self._found))
         return self._logits.likeliest[0][: self._found].clone()
 
-    def _to_draw(self, rows: SamplingRows, source: Histories | Tensor | None) -> Handle | None:
+    def _to_draw(
+        self, rows: SamplingRows, source: Histories | Tensor | None, allowed: Allowed | None = None
+    ) -> Handle | None:
         """What draws such rows of the last `logits`, which it is told; None where nothing does."""
         records, count = self._logits.draws, len(rows.temperature)
-        if self._drawing is None or records is None or count == 0 or count != self._found or not draws(rows):
+        if self._drawing is None or records is None or count == 0 or count != self._found or not draws(rows, allowed):
             return None
         if isinstance(source, Tensor) and (source.dtype != torch.float32 or source.stride(1) != 1):
             return None
-        fill(records[:count], rows, source)
+        fill(records[:count], rows, source, allowed)
         return self._drawing
 
 
