@@ -56,6 +56,7 @@ class Linears:
         return out.view(*x.shape[:-1], weight.outputs)
 
     def takes_experts(self, x: Tensor, weights: Bricks, ends: Tensor) -> bool:
+        """Whether there is a kernel for rows x [rows, inputs] of so many experts."""
         return self.takes(x, weights) and len(ends) <= MAX_GROUPS
 
     def multiply_experts(

@@ -27,7 +27,7 @@ constexpr i32 SEARCHED = TG_SEARCHED;   // experts for each lane of a warp; 0: o
 constexpr i32 BRICK = 64;
 constexpr i32 HALF = BRICK / 2;
 constexpr bool FOUR_BITS = FORM == INT4 || FORM == E2M1;
-constexpr i32 UNITS = FOUR_BITS ? 1 : 2;       // of a brick: what a warp has in one load of 16 bytes for each 16 outputs
+constexpr i32 UNITS = FOUR_BITS ? 1 : 2;          // of a brick: what a warp has in one load of 16 bytes for each 16 outputs
 constexpr i32 UNIT_HALVES = 2 / UNITS;
 constexpr i32 STEP_WORDS = UNITS;                 // of a lane, for 16 outputs by 16 inputs
 constexpr i32 UNIT_BYTES = 4 * WARP * 16;
