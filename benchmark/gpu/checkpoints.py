@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmark.gpu.shapes import SHAPES
-from benchmark.startup.model import BUILT_IN, TEXTS, shapes
+from benchmark.gpu.shapes import SHAPES, tensors_of
+from benchmark.startup.model import BUILT_IN, TEXTS
 from benchmark.structured.masks import large
 
 STD, PEAK = 0.02, 448.0  # of the numbers; the largest of E4M3
@@ -53,8 +53,8 @@ def folder_of(shape: str, form: str, models: Path) -> Path:
 
 
 def _check_room(config: dict[str, Any], stored: str, models: Path) -> None:
-    matrices = sum(torch.Size(shape).numel() for name, shape in shapes(config).items() if _is_matrix(name))
-    rest = sum(torch.Size(shape).numel() for name, shape in shapes(config).items() if not _is_matrix(name))
+    matrices = sum(torch.Size(shape).numel() for name, shape in tensors_of(config).items() if _is_matrix(name))
+    rest = sum(torch.Size(shape).numel() for name, shape in tensors_of(config).items() if not _is_matrix(name))
     needed = 2 * rest + (1 if stored == "fp8" else 2) * matrices
     free = shutil.disk_usage(models).free
     if free < needed + MARGIN:
@@ -82,7 +82,7 @@ def _files(config: dict[str, Any], stored: str) -> Iterator[dict[str, Tensor]]:
         return whole.view(numbers.dtype).view(shape)
 
     names: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
-    for name, shape in shapes(config).items():
+    for name, shape in tensors_of(config).items():
         layer = name.split(".")[2] if name.startswith("model.layers.") else ""
         names.setdefault(layer, []).append((name, shape))
     for of_file in names.values():

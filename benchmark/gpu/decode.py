@@ -41,7 +41,7 @@ def _rows(
     seconds = (time.perf_counter() - begun) / steps
     assert isinstance(runner.model, Decoder)
     positions = task.context + 1 + warm + steps / 2
-    weights = read_bytes(runner.model)
+    weights = read_bytes(runner.model, batch)
     cache = batch * positions * runner.cache.bytes_per_page / BLOCK
     wanted = None
     if batch == 1:

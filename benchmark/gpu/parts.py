@@ -39,10 +39,12 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """module: whose `measure` it is. per_form: whether it is measured for each form of the weights."""
+    """module: whose `measure` it is. per_form: whether it is measured for each form of the weights. mixtures: and for
+    mixtures of experts."""
 
     module: str
     per_form: bool
+    mixtures: bool = False
 
     def load(self) -> Measure:
         found: Measure = import_module(f"benchmark.gpu.{self.module}").measure
@@ -50,9 +52,9 @@ class Part:
 
 
 PARTS = {
-    "decode": Part("decode", True),
+    "decode": Part("decode", True, mixtures=True),
     "attention": Part("attention", False),
-    "prompt": Part("prompt", True),
+    "prompt": Part("prompt", True, mixtures=True),
     "trace": Part("trace", False),
     "peers": Part("peers", False),
     "saturation": Part("saturation", True),

@@ -26,7 +26,7 @@ import torch
 
 from benchmark.gpu.parts import CEILINGS, PARTS, Launch, Result, row_of
 from benchmark.gpu.pieces import Call, Pieces, Unreadable
-from benchmark.gpu.shapes import FORMS, FULL_SIZE, SHAPES
+from benchmark.gpu.shapes import FORMS, FULL_SIZE, SHAPES, is_mixture
 from benchmark.gpu.tasks import Task
 from benchmark.report import RESULTS, ROOT, ReportError, table
 
@@ -147,8 +147,9 @@ def tasks(given: argparse.Namespace) -> list[Task]:
     """In an order in which the most telling come first."""
     found = []
     for part in given.parts:
+        shapes = [shape for shape in given.shapes if PARTS[part].mixtures or not is_mixture(SHAPES[shape])]
         for form in given.forms if PARTS[part].per_form else given.forms[:1]:
-            found += [task_of(given, part, shape, form) for shape in given.shapes]
+            found += [task_of(given, part, shape, form) for shape in shapes]
     return found
 
 

@@ -25,7 +25,7 @@ from benchmark.gpu.numbers import gaps, idle_share, medians, pairs, percentile
 from benchmark.gpu.parts import Result
 from benchmark.gpu.pieces import Call, Key, Pieces, Unreadable
 from benchmark.gpu.places import data_sheet, driver_of, find_place
-from benchmark.gpu.shapes import FORMS, SHAPES, layer_numbers, prompt_flops, read_bytes
+from benchmark.gpu.shapes import FORMS, SHAPES, layer_numbers, prompt_flops, read_bytes, tensors_of
 from benchmark.gpu.steps import make_runner
 from benchmark.gpu.tasks import Task
 from benchmark.report import Row, load
@@ -103,6 +103,9 @@ def test_shapes_compute_what_is_known_of_them() -> None:
     assert layer_numbers(large) + 2 * 128256 * 4096 + norms["llama-8b"] == 8030261248  # the models' parameters
     assert layer_numbers(small) + 128256 * 2048 + norms["llama-1b"] == 1235814400
     assert prompt_flops(large, 1000) == pytest.approx(2 * 6.98e9 * 1000, rel=0.03)
+    whole = SHAPES["qwen-moe-8-layers"] | {"num_hidden_layers": 48}  # Qwen3-30B-A3B, of which a token meets 3.3 billion
+    assert sum(torch.Size(shape).numel() for shape in tensors_of(whole).values()) == 30532122624
+    assert layer_numbers(whole) + 2 * 151936 * 2048 == pytest.approx(3.35e9, rel=0.01)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -118,9 +121,17 @@ def test_bytes_are_those_that_are_held(form: str, models: Path) -> None:
         "int4": (matrices + head) // 2 + (matrices + head) // 32 * 2,
         "fp8": 2 * (matrices + head),
     }
-    assert read_bytes(runner.model) == held[form] + norms
+    assert read_bytes(runner.model, 3) == held[form] + norms
     assert runner.cache.bytes_per_page == 2 * 2 * 2 * 16 * 16 * 2
     assert float(runner.cache.places[0].keys.float().std()) == pytest.approx(1, abs=0.1)
+
+
+def test_of_experts_those_are_counted_that_are_chosen(models: Path) -> None:
+    runner = make_runner(task_of("decode", models, shape="tiny-moe"), 1, 64, 16)
+    assert isinstance(runner.model, Decoder)
+    experts = 2 * 2 * 6 * 3 * 64 * 64  # bytes of all layers'
+    rest = read_bytes(runner.model, 10**6) - experts
+    assert [read_bytes(runner.model, tokens) - rest for tokens in (1, 2)] == [experts // 3, experts * 5 // 9]
 
 
 def test_a_cache_of_few_bits_is_counted_as_it_is_held(models: Path) -> None:
