@@ -62,9 +62,10 @@ whose modelling has an attention of its own. By default an input and its output 
 
 Configuration, tokenizer (byte-level and SentencePiece's) and chat template come out of the file; of a model in several
 parts, give the first. Every type of block that the `gguf` package can read becomes numbers of the server's `--dtype`,
-some rows at a time, but for those that processors multiply [as they are](cpu.md#which-format-the-weights-have). What a
-file says and the architecture does not know is refused, metadata and tensors alike; layers behind the last that only
-draft tokens are left out. Each architecture is held against Transformers as above (`tests/gguf`).
+some rows at a time, but for those that [processors](cpu.md#which-format-the-weights-have) and [GPUs](gpu.md#serving)
+multiply as they are. What a file says and the architecture does not know is refused, metadata and tensors alike; layers
+behind the last that only draft tokens are left out. Each architecture is held against Transformers as above
+(`tests/gguf`).
 
 ## 8-bit and 4-bit checkpoints
 
