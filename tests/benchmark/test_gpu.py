@@ -126,6 +126,13 @@ def test_bytes_are_those_that_are_held(form: str, models: Path) -> None:
     assert float(runner.cache.places[0].keys.float().std()) == pytest.approx(1, abs=0.1)
 
 
+def test_mixtures_are_measured_where_experts_count() -> None:
+    given = run.parse("--device cpu --shapes tiny tiny-moe --forms bf16 --parts decode,peers,prompt".split())
+    found = [(task.part, task.shape) for task in run.tasks(given)]
+    both = ("tiny", "tiny-moe")
+    assert found == [*(("decode", shape) for shape in both), ("peers", "tiny"), *(("prompt", shape) for shape in both)]
+
+
 def test_of_experts_those_are_counted_that_are_chosen(models: Path) -> None:
     runner = make_runner(task_of("decode", models, shape="tiny-moe"), 1, 64, 16)
     assert isinstance(runner.model, Decoder)

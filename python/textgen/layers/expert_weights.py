@@ -96,14 +96,19 @@ def _zeros(context: LoadContext, *shape: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrices:
-    """Experts stored as matrices. None: the format wants the numbers of all in one tensor, which are read there."""
+class _Stored:
+    """Where a rank's neurons of all experts come from."""
 
     context: LoadContext
     hidden: int
     experts: ExpertsSpec
     names: LayerNames
     mine: slice
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrices(_Stored):
+    """Experts stored as matrices. None: the format wants the numbers of all in one tensor, which are read there."""
 
     def up(self) -> ExpertMatrices | None:
         parts = [self._parts(expert)[:2] for expert in range(self.experts.count)]
@@ -148,14 +153,8 @@ class _Matrices:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mxfp4:
+class _Mxfp4(_Stored):
     """As `_Matrices`, of experts that are stored so, with gates beside what they gate."""
-
-    context: LoadContext
-    hidden: int
-    experts: ExpertsSpec
-    names: LayerNames
-    mine: slice
 
     def up(self) -> ExpertMatrices | None:
         return self._kept(self.names.expert_gate_up, self._up)

@@ -20,12 +20,12 @@ from textgen.layers.weight import (
     WeightFormat,
 )
 from textgen.quantization.integers import multiply_groups
+from textgen.quantization.rows import E2M1
 
 KINDS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16, "MXFP4": 32}
 """Blocks that are multiplied as they are, and how many inputs share a scale of the activations."""
 HALF = 2  # bytes of the float16 scale that blocks of 32 begin with
-_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of MXFP4: a sign bit, two exponent bits, one of fraction
-_MXFP4_VALUES = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)])
+_MXFP4_VALUES = torch.tensor(E2M1)
 _MXFP4_BIAS = 127  # of a scale's exponent
 
 

@@ -8,6 +8,8 @@ from torch import Tensor
 LARGEST = 127
 FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = 448.0
+_E2M1_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # two exponent bits, one of fraction
+E2M1 = (*_E2M1_SIZES, *(-size for size in _E2M1_SIZES))  # by the four bits of a number, the sign the highest
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from textgen.shard.errors import ShardError
 
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+Isa: TypeAlias = Literal["portable", "avx2", "avxvnni", "avx512vnni", "avx512", "amx", "neon"]
 
 
 class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +37,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     threads: Positive | None = None
     cpus: tuple[Annotated[int, Meta(ge=0)], ...] = ()  # that they are bound to, one each; (): as the system likes
     plan: Literal["auto", "off"] = "auto"
-    cpu_isa: Literal["portable", "avx2", "avxvnni", "avx512vnni", "avx512", "amx", "neon"] | None = None  # the best
+    cpu_isa: Isa | None = None  # None: the best
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"  # auto: `dtype`
     quantize: Literal["int8", "int4"] | None = None
     weights_cache: str | None = None  # folder of packed weights

@@ -103,8 +103,8 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
 def _format(settings: ShardSettings, folder: Path, accelerator: Accelerator | None) -> WeightFormat | None:
     """What weights become: what --quantize says, on a GPU packed for its kernels.
 
-    Where a processor's may run, too, blocks of a GGUF file stay as they are unless they are to become others, and other
-    numbers stay where they are until they are packed.
+    Where kernels may run, blocks of a GGUF file stay as they are unless they are to become others; where a processor's
+    may, other numbers stay where they are until they are packed.
     """
     asked = None if settings.quantize is None else FORMATS[settings.quantize]
     in_blocks = (folder / GGUF_INDEX).exists()

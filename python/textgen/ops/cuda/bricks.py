@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from textgen.quantization.rows import E2M1
+
 Form: TypeAlias = Literal["INT4", "E2M1", "INT8", "E4M3", "E5M2"]
 FOUR_BITS: tuple[Form, ...] = ("INT4", "E2M1")
 
 BRICK, HALF = 64, 32
 STRETCH = 1 << 24  # numbers packed at a time: what is between stays small beside the weights
 SIGN = 0x80
-E2M1_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the lower three bits; the fourth is the sign
 _FLOATS: dict[Form, torch.dtype] = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 # A number's place: brick of outputs, 16 of those, 8 of those, output; brick of inputs, half, lane, step, half of it,
 # neighbour.
@@ -61,8 +62,7 @@ class Plain:
             values = (self.codes & 127).float()
             values = torch.where(self.codes < SIGN, values, -values)
         elif self.form == "E2M1":
-            sizes = torch.tensor(E2M1_SIZES, device=self.codes.device)
-            values = torch.cat((sizes, -sizes))[self.codes.int()]
+            values = torch.tensor(E2M1, device=self.codes.device)[self.codes.int()]
         else:
             values = self.codes.view(_FLOATS[self.form]).float()
         return values.mul_(self._spread(self.scales.float(), inputs))
