@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import median
 
 import gguf
+import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from support.api import Api
 from support.missed import missed
@@ -21,8 +23,30 @@ PRE = "starcoder"  # cuts these texts as the built-in tokenizer does
 PROMPTS = ("Once upon a time", "The river 2026 ", "  Größe: 東京")
 
 
-def write_built_in(path: Path, matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.BF16) -> Path:
-    """As llama.cpp's converter would: in the type that the weights have, or another."""
+def q4_k(numbers: np.ndarray) -> np.ndarray:
+    """Blocks [out, bytes] of numbers [out, in], which the `gguf` package reads but does not write: each 32 inputs
+    between their least, or 0, and their largest."""
+    groups = numbers.reshape(len(numbers), -1, 8, 32)
+    least = np.maximum(-groups.min(-1), 0)
+    steps = (groups.max(-1) + least) / 15
+    whole = [(each.max(-1, keepdims=True) / 63).astype(np.float16) for each in (steps, least)]
+    scale, minimum = (
+        np.rint(each / np.maximum(of_all, 1e-7)).clip(0, 63).astype(np.uint8)
+        for each, of_all in zip((steps, least), whole, strict=True)
+    )
+    step, below = ((each * of_all)[..., None] for each, of_all in zip((scale, minimum), whole, strict=True))
+    values = np.rint((groups + below) / np.maximum(step, 1e-7)).clip(0, 15).astype(np.uint8)
+    first = np.concatenate([each[..., :4] | each[..., 4:] >> 4 << 6 for each in (scale, minimum)], -1)
+    rest = scale[..., 4:] & 15 | (minimum[..., 4:] & 15) << 4
+    pairs = values[..., ::2, :] | values[..., 1::2, :] << 4
+    header = [each.view(np.uint8) for each in whole]
+    blocks = np.concatenate([*header, first, rest, pairs.reshape(*pairs.shape[:2], -1)], -1)
+    return blocks.reshape(len(numbers), -1)
+
+
+def write_built_in(path: Path, matrices: Kind = Kind.BF16, down: Kind | None = None) -> Path:
+    """As llama.cpp's converter would: in the type that the weights have, or another; the down projections may be in
+    one of their own, which is what it does with 192 inputs too."""
     config = json.loads((BUILT_IN / "config.json").read_text())
     text = json.loads((BUILT_IN / "tokenizer.json").read_text())
     settings = json.loads((BUILT_IN / "tokenizer_config.json").read_text())
@@ -62,8 +86,9 @@ def write_built_in(path: Path, matrices: gguf.GGMLQuantizationType = gguf.GGMLQu
             array = array.reshape(count, 2, dim // 2, -1).swapaxes(1, 2).reshape(array.shape)
         to = names.get_name(name, (".weight", ".bias"))
         assert to is not None
-        kind = gguf.GGMLQuantizationType.F32 if array.ndim == 1 else matrices
-        writer.add_tensor(to, gguf.quantize(array, kind), raw_dtype=kind)
+        kind = Kind.F32 if array.ndim == 1 else matrices if "down_proj" not in name else down or matrices
+        blocks = q4_k(array) if kind == Kind.Q4_K else gguf.quantize(array, kind)
+        writer.add_tensor(to, blocks, raw_dtype=kind)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         step()
     writer.close()
@@ -73,10 +98,16 @@ def write_built_in(path: Path, matrices: gguf.GGMLQuantizationType = gguf.GGMLQu
 @pytest.mark.usefixtures("stand_in")
 def test_blocks_of_a_file_are_multiplied_on_a_gpu(start: Start, tmp_path: Path, built_in_reference: Reference) -> None:
     """The stand-in for one."""
-    model = write_built_in(tmp_path / "demo.gguf", gguf.GGMLQuantizationType.Q8_0)
+    model = write_built_in(tmp_path / "demo.gguf", Kind.Q8_0, Kind.Q4_K)
     small = {"max_batch_prefill_tokens": 32, "max_total_tokens": 96, "max_batch_size": 2}
     launcher = start(model=model, device="cuda", dtype="bfloat16", **small).wait_ready()
     assert median(missed(launcher.url, built_in_reference, PROMPTS[0])) < 0.1
+
+
+def test_q4_k_is_read_as_it_was_written() -> None:
+    numbers = np.random.default_rng(0).normal(0, 0.05, (5, 512)).astype(np.float32)
+    read = gguf.dequantize(q4_k(numbers), Kind.Q4_K)
+    assert np.abs(read - numbers).max() < 0.02
 
 
 def test_the_built_in_model_out_of_a_gguf_file(start: Start, tmp_path: Path, built_in_reference: Reference) -> None:

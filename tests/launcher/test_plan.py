@@ -275,7 +275,8 @@ def test_what_cannot_fit_a_gpu(model: Model, hardware: dict[str, Any], settings:
         ({"scaled": 2**31}, {"attention": "torch"}, 2),
         ({"scaled": 2**31}, {"quantize": "int4"}, 0.5625),
         ({"blocks": Blocks({"MXFP4": 2**31}, 0)}, {}, 0.5625),
-        ({"blocks": Blocks({"Q8_0": 2**30, "Q4_K": 2**30}, 0)}, {}, 1.53),
+        ({"blocks": Blocks({"Q8_0": 2**30, "Q4_K": 2**30}, 0)}, {}, 0.844),
+        ({"blocks": Blocks({"Q5_K": 2**30, "Q5_1": 2**30}, 0)}, {}, 1.53),
         ({"blocks": Blocks({"Q4_0": 2**31}, 0)}, {"attention": "torch"}, 2),
     ],
 )

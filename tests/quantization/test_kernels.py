@@ -31,10 +31,11 @@ from textgen.models.load import load_model
 from textgen.models.weights import WeightFiles
 from textgen.ops import select_ops
 from textgen.parallel import Parallel
-from textgen.quantization.blocks import StackedWeight
+from textgen.quantization.blocks import BlockWeight, StackedWeight
 from textgen.quantization.formats import BYTES, GPU_BLOCK_BYTES
 from textgen.quantization.fp8 import Fp8Weight
 from textgen.quantization.integers import Int4Format, Int8Format
+from textgen.quantization.k_blocks import k_integers
 from textgen.quantization.kernels import KernelExperts, KernelWeight, kernel_format, plain_of
 from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.packed4 import Int4ZerosWeight
@@ -242,31 +243,59 @@ def test_experts_in_mxfp4(device: HostDevice, tmp_path: Path) -> None:
     assert_alike(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "MXFP4", "Q5_K"])
+def allowed(kind: str, numbers: Tensor, blocks: BlockWeight | None = None) -> Any:
+    """How far the kernels' numbers may be from a file's."""
+    if kind == "Q4_K":  # scales and minima are rounded to float16
+        minima = None if blocks is None else k_integers(kind, blocks.blocks).minima
+        assert minima is not None
+        return 2**-11 * (numbers.abs() + 2 * minima.repeat_interleave(32, dim=1))
+    if kind in ("Q5_K", "Q6_K"):  # half a step of 8 bits, whose scale is rounded too
+        largest = numbers.unflatten(1, (-1, 32)).abs().amax(dim=-1)
+        return (largest / 252).repeat_interleave(32, dim=1) + 2**-24
+    return 0
+
+
+@pytest.mark.parametrize("kind", GPU_BLOCK_BYTES)
 @torch.inference_mode()
-def test_blocks_of_files(device: HostDevice, kind: str, tmp_path: Path) -> None:
-    """Those with one scale for 32 numbers stay as they are; but an integer of -128 is none of the kernels'."""
-    raw = random_blocks(np.random.default_rng(fresh_seed()), kind, 40, WIDTH)
+def test_blocks_of_files(
+    device: HostDevice, rng: random.Random, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("textgen.quantization.kernels.STRETCH", rng.choice([1, 7 * WIDTH, 1 << 24]))
+    raw = random_blocks(np.random.default_rng(rng.getrandbits(32)), kind, 40, WIDTH)
+    other = random_blocks(np.random.default_rng(1), "Q8_0", 8, WIDTH)
     if kind == "Q8_0":
         raw = np.where(raw.view(np.int8) == -128, 7, raw).astype(np.uint8)
-    format = kernel_format(None, device, CPU, BF16, blocks=True)
-    for lowest in (False, kind == "Q8_0"):
-        raw[3, 40] = 128 if lowest else raw[3, 40]
-        numbers = torch.from_numpy(gguf.dequantize(raw, GGMLQuantizationType[kind]))
-        with stored(
-            tmp_path, {"a": (kind, raw), "b": ("Q6_K", random_blocks(np.random.default_rng(1), "Q6_K", 8, WIDTH))}
-        ) as files:
-            context = LoadContext(files, BF16, CPU, Parallel(), format)
-            one = context.weight(Part("a", (40, WIDTH)))
-            two = context.weight(Part("a", (40, WIDTH)), Part("b", (8, WIDTH)))
-        known = kind in GPU_BLOCK_BYTES and not lowest
-        assert isinstance(one, KernelWeight) == known
-        assert isinstance(two, StackedWeight if known else DenseWeight) and two.outputs == 48
-        if isinstance(one, KernelWeight):
-            assert torch.equal(one.bricks.plain().numbers(), numbers)
-            assert one.nbytes <= 64 * WIDTH * GPU_BLOCK_BYTES[kind]
-        else:
-            assert isinstance(one, DenseWeight) and torch.equal(one.values, numbers.to(BF16))
+    numbers = torch.from_numpy(gguf.dequantize(raw, GGMLQuantizationType[kind]))
+    with stored(tmp_path, {"a": (kind, raw), "b": ("Q8_0", other)}) as files:
+        context = LoadContext(files, BF16, CPU, Parallel(), kernel_format(None, device, CPU, BF16, blocks=True))
+        one = context.weight(Part("a", (40, WIDTH)))
+        two = context.weight(Part("a", (40, WIDTH)), Part("b", (8, WIDTH)))
+    assert isinstance(one, KernelWeight) and two.outputs == 48
+    assert isinstance(two, KernelWeight if kind == "Q8_0" else StackedWeight)
+    got = one.bricks.plain().numbers()
+    within = allowed(kind, numbers, BlockWeight(kind, (torch.from_numpy(raw),), WIDTH))
+    assert ((got - numbers).abs() <= within).all()
+    assert one.nbytes <= 64 * WIDTH * GPU_BLOCK_BYTES[kind]
+
+
+@torch.inference_mode()
+def test_an_integer_of_minus_128_has_its_neighbours_scaled() -> None:
+    raw = random_blocks(np.random.default_rng(fresh_seed()), "Q8_0", 3, WIDTH)
+    raw[1, 40] = 128
+    numbers = torch.from_numpy(gguf.dequantize(raw, GGMLQuantizationType.Q8_0))
+    plain = plain_of(BlockWeight("Q8_0", (torch.from_numpy(raw),), WIDTH), CPU)
+    assert plain is not None
+    assert ((plain.numbers() - numbers).abs() <= allowed("Q6_K", numbers)).all()
+
+
+@pytest.mark.parametrize(("kind", "at"), [("Q4_K", 0), ("Q4_K", 2), ("Q8_0", 0)])
+def test_scales_that_float16_has_not(kind: str, at: int) -> None:
+    """They are numbers of the model's dtype then, or none."""
+    raw = random_blocks(np.random.default_rng(fresh_seed()), kind, 3, WIDTH)
+    largest = np.float16(np.inf) if kind == "Q8_0" else np.finfo(np.float16).max
+    raw[1, at : at + 2] = np.array([largest]).view(np.uint8)
+    raw[1, 4:16] = 63  # six bits of each scale and minimum
+    assert plain_of(BlockWeight(kind, (torch.from_numpy(raw),), WIDTH), CPU) is None
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])

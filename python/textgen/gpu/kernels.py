@@ -13,7 +13,7 @@ from torch import Tensor
 
 from textgen.models.spec import GatedActivation, RouterSpec
 from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference, sampling
-from textgen.ops.cuda.bricks import FOUR_BITS, Form, Plain, pack, stack
+from textgen.ops.cuda.bricks import FOUR_BITS, HALF, Form, Plain, pack, stack
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.flash import FA2_PAGE, Flash, FlashMissing, FlashOps, find_flash
 from textgen.ops.cuda.linear import HALVES, Linears
@@ -304,15 +304,19 @@ FORMS: list[tuple[Form, list[int], torch.dtype]] = [
 
 
 def drawn_weight(case: Case, form: Form, group: int, of_scales: torch.dtype, size: tuple[int, int]) -> Plain:
-    """size: outputs and inputs, these a multiple of 128. Zero points where all of a product's weights may have them."""
+    """size: outputs and inputs, these a multiple of 128. Of `INT4` with zeros: points, or in groups of 32 minima."""
     outputs, inputs = size
     of_groups = (outputs, inputs // (group or inputs))
     four = form in FOUR_BITS
     codes = torch.randint(0, 16 if four else 127, size, dtype=torch.uint8, device=case.there)
     if not four:
         codes += torch.randint_like(codes, 2) * 128
-    zeros = torch.randint(0, 17, of_groups, dtype=torch.uint8, device=case.there) if form == "INT4" else None
-    return Plain(form, codes, (case.tensor(*of_groups) * 0.02).to(of_scales), zeros, group)
+    scales, zeros = (case.tensor(*of_groups) * 0.02).to(of_scales), None
+    if form == "INT4" and group == HALF:
+        zeros = (case.tensor(*of_groups) * 0.2).to(of_scales)
+    elif form == "INT4":
+        zeros = torch.randint(0, 17, of_groups, dtype=torch.uint8, device=case.there)
+    return Plain(form, codes, scales, zeros, group)
 
 
 def error_of_product(got: Tensor, x: Tensor, plain: Plain, bias: Tensor | None) -> float:

@@ -17,8 +17,11 @@ BLOCK_BYTES = {
     "MXFP4": 0.5 + 1 / 32,
 }  # fmt: skip
 """Blocks of GGUF files that are multiplied as they are, and the bytes of a number as the kernels have it."""
-GPU_BLOCK_BYTES = {"Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "MXFP4": 0.5 + 2 / 32}
-"""The same of a GPU's kernels."""
+GPU_BLOCK_BYTES = {
+    "Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "Q4_K": 0.5 + 4 / 32, "Q5_K": 1 + 2 / 32, "Q6_K": 1 + 2 / 32,
+    "MXFP4": 0.5 + 2 / 32,
+}  # fmt: skip
+"""The same of a GPU's kernels, which have 5 and 6 bits as 8."""
 GROUP = 32  # inputs that share a scale of a 4-bit weight
 
 OF_TGI = {

@@ -1,6 +1,7 @@
 """Weights of few bits for a GPU: packed for its kernels when they are loaded.
 
-Other than on a processor, activations are not quantized: y = x @ (scale * (value - zero)).T, summed in float32.
+Other than on a processor, activations are not quantized: y = x @ (scale * (value - zero)).T, summed in float32. GGUF's
+blocks in 5 and 6 bits become 8 bits with a scale for 32 inputs: a number moves by 1/252 of its neighbours' largest.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from textgen.layers.weight import (
     Weight,
     WeightFormat,
 )
-from textgen.ops.cuda.bricks import BRICK, HALF, SIGN, Bricks, Form, Plain, pack, stack
+from textgen.ops.cuda.bricks import BRICK, HALF, SIGN, STRETCH, Bricks, Form, Plain, pack, stack
 from textgen.ops.cuda.device import Device
 from textgen.ops.cuda.linear import HALVES, Linears
 from textgen.quantization.blocks import BlockFormat, BlockWeight, StackedWeight
-from textgen.quantization.formats import GPU_BLOCK_BYTES
 from textgen.quantization.fp8 import Fp8Format, Fp8Weight
 from textgen.quantization.integers import Int4Weight, Int8Weight, nibbles
+from textgen.quantization.k_blocks import K_TYPES, k_integers
 from textgen.quantization.mxfp4 import Mxfp4Weight
 from textgen.quantization.ordered import OrderedWeight
 from textgen.quantization.packed4 import Int4ZerosWeight
@@ -43,7 +44,7 @@ _INFINITE: dict[Form, int] = {"E4M3": 0x7F, "E5M2": 0x7C}  # bits that only code
 
 @dataclass(frozen=True, slots=True)
 class KernelWeight:
-    """w = scale * (value - zero) in the kernels' layout. linears: None where torch runs every operation."""
+    """A `Plain` in the kernels' layout. linears: None where torch runs every operation."""
 
     bricks: Bricks
     linears: Linears | None = field(repr=False)
@@ -217,15 +218,49 @@ def _plain_mxfp4(codes: Tensor, exponents: Tensor) -> Plain:
 
 
 def _plain_blocks(weight: BlockWeight, device: torch.device) -> Plain | None:
+    """None where a scale is no number, or none of float16."""
+    there = BlockWeight(weight.kind, (weight.blocks.to(device),), weight.inputs)
+    plain = _plain_k(there) if weight.kind in K_TYPES else _plain_32(there)
+    finite = [bool(each.isfinite().all()) for each in (plain.scales, plain.zeros) if each is not None]
+    return plain if all(finite) else None
+
+
+def _plain_32(weight: BlockWeight) -> Plain:
     """Of kinds with one scale for 32 integers, or floating point numbers of 4 bits."""
-    if weight.kind not in GPU_BLOCK_BYTES:
-        return None
-    values, scales = BlockWeight(weight.kind, (weight.blocks.to(device),), weight.inputs).integers()
+    values, scales = weight.integers()
     if weight.kind == "MXFP4":
         return _plain_mxfp4(values.view(torch.uint8), scales.to(torch.uint8))
     if weight.kind == "Q4_0":
         return Plain("INT4", values.add_(8).view(torch.uint8), scales.half(), None, HALF)
-    return None if bool((values == -SIGN).any()) else _plain_int8(values, scales.half(), HALF)
+    if bool((values == -SIGN).any()):  # which no magnitude of 7 bits is
+        return _in_8_bits((values.unflatten(1, (-1, HALF)) * scales[..., None]).flatten(1))
+    return _plain_int8(values, scales.half(), HALF)
+
+
+def _plain_k(weight: BlockWeight) -> Plain:
+    """Stretch by stretch: what they stand for is far larger."""
+    device, groups = weight.views[0].device, (weight.outputs, weight.inputs // HALF)
+    exact = weight.kind == "Q4_K"
+    codes = torch.empty((weight.outputs, weight.inputs), dtype=torch.uint8, device=device)
+    scales = torch.empty(groups, dtype=torch.float16 if exact else torch.bfloat16, device=device)
+    minima = torch.empty_like(scales) if exact else None
+    for first, part in weight.stretches(max(STRETCH // weight.inputs, 1)):
+        rows, made = slice(first, first + part.outputs), k_integers(part.kind, part.blocks)
+        if minima is not None and made.minima is not None:
+            codes[rows], scales[rows], minima[rows] = made.values, made.scales, made.minima
+        else:
+            of_8_bits = _in_8_bits(made.numbers())
+            codes[rows], scales[rows] = of_8_bits.codes, of_8_bits.scales
+    return Plain("INT4" if exact else "INT8", codes, scales, minima, HALF)
+
+
+def _in_8_bits(numbers: Tensor) -> Plain:
+    """numbers [out, in] float32. Scales are rounded up, or the largest numbers would have no step."""
+    parts = numbers.unflatten(1, (-1, HALF))
+    scales = (parts.abs().amax(dim=-1) * ((1 + 2**-8) / (SIGN - 1))).bfloat16()
+    steps = torch.where(scales == 0, torch.inf, scales.float())
+    values = (parts / steps[..., None]).round_()
+    return _plain_int8(values.to(torch.int8).flatten(1), scales, HALF)
 
 
 def _plain_fp8(weight: Fp8Weight) -> Plain | None:

@@ -48,12 +48,13 @@ def tiles(kind: Kind, rows: int, dtype: torch.dtype = torch.bfloat16, experts: i
     return linear.tiles_kernel(dtype, kind, rows, 163 << 10, experts).source
 
 
-INT4_ZEROS = Kind("INT4", 128, torch.float16, zeros=True)
-INT4_SMALL = Kind("INT4", 32, torch.float16, zeros=False)
-MXFP4 = Kind("E2M1", 32, torch.bfloat16, zeros=False)
-INT8_WEIGHTS = Kind("INT8", 0, torch.float32, zeros=False)
-INT8_BLOCKS = Kind("INT8", 32, torch.float16, zeros=False)
-FP8_WEIGHTS = Kind("E4M3", 128, torch.float32, zeros=False)
+INT4_ZEROS = Kind("INT4", 128, torch.float16, torch.uint8)
+INT4_SMALL = Kind("INT4", 32, torch.float16, None)
+INT4_MINIMA = Kind("INT4", 32, torch.float16, torch.float16)
+MXFP4 = Kind("E2M1", 32, torch.bfloat16, None)
+INT8_WEIGHTS = Kind("INT8", 0, torch.float32, None)
+INT8_BLOCKS = Kind("INT8", 32, torch.float16, None)
+FP8_WEIGHTS = Kind("E4M3", 128, torch.float32, None)
 
 # That of CUDA 12, which comes with older wheels of torch, takes more registers for one of them.
 OLD_COMPILER = (torch.version.cuda or "").startswith("12.")
@@ -105,17 +106,22 @@ PROMISES = [
     (latent(BFLOAT, 128).source, 255),
     (latent(BFLOAT, 128, INT8).source, 255),
     (latent(HALF, 16).source, 255),
-    # Two blocks of 256 threads; one, where 16 rows meet scales of groups.
+    # Two blocks of 256 threads; one, where 16 rows meet scales of groups; three of 128 threads with minima.
     *((few(kind, 8), 128) for kind in (INT4_ZEROS, INT4_SMALL, FP8_WEIGHTS)),
+    (few(INT4_MINIMA, 8), 168),
     (few(INT8_WEIGHTS, 16), 128),
-    (few(INT4_SMALL, 16), 255),
-    *((tiles(kind, 64), 128) for kind in (INT4_ZEROS, INT4_SMALL, INT8_WEIGHTS, FP8_WEIGHTS)),
+    *((few(kind, 16), 255) for kind in (INT4_SMALL, INT4_MINIMA)),
+    *((tiles(kind, 64), 128) for kind in (INT4_ZEROS, INT4_SMALL, INT4_MINIMA, INT8_WEIGHTS, FP8_WEIGHTS)),
     (tiles(INT4_ZEROS, 32, torch.float16), 128),
     # The same with 256 experts.
+    (few(INT4_MINIMA, 8, 256), 168),
     *((few(kind, 8, 256), 128) for kind in (INT4_ZEROS, MXFP4, INT8_BLOCKS, FP8_WEIGHTS)),
     (few(INT8_WEIGHTS, 16, 256), 128),
-    (few(MXFP4, 16, 256), 255),
-    *((tiles(kind, 64, experts=256), 128) for kind in (INT4_ZEROS, MXFP4, INT8_WEIGHTS, INT8_BLOCKS, FP8_WEIGHTS)),
+    *((few(kind, 16, 256), 255) for kind in (INT4_MINIMA, MXFP4)),
+    *(
+        (tiles(kind, 64, experts=256), 128)
+        for kind in (INT4_ZEROS, INT4_MINIMA, MXFP4, INT8_WEIGHTS, INT8_BLOCKS, FP8_WEIGHTS)
+    ),
     (tiles(MXFP4, 32, torch.float16, 1024), 128),
 ]
 

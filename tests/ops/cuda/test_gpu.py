@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from textgen.models.spec import ClampedSilu
 from textgen.ops import AttentionForm, KvScales, reference
-from textgen.ops.cuda.bricks import Form, Plain, pack
+from textgen.ops.cuda.bricks import Kind, pack
 from textgen.ops.cuda.device import CudaDevice
 from textgen.ops.cuda.linear import Linears
 from textgen.ops.cuda.ops import CudaOps
@@ -67,15 +68,13 @@ def test_attention(rng: random.Random, gpu: CudaOps, dim: int, kind: str, stored
     torch.testing.assert_close(got.float().cpu(), case.expected(torch.float32), rtol=within, atol=within)
 
 
-@pytest.mark.parametrize(("form", "group", "scale", "zeros"), KINDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("rows", [1, 8, 16, 30, 64, 300])
-def test_quantized_products(
-    rng: random.Random, gpu: CudaOps, rows: int, form: Form, group: int, scale: torch.dtype, zeros: bool
-) -> None:
-    outputs, inputs = size_of(rng, group)
-    drawn = draw(rng, form, group, scale, zeros, (outputs, inputs))
-    points = None if drawn.zeros is None else drawn.zeros.cuda()
-    plain = Plain(form, drawn.codes.cuda(), drawn.scales.cuda(), points, group)
+def test_quantized_products(rng: random.Random, gpu: CudaOps, rows: int, kind: Kind) -> None:
+    outputs, inputs = size_of(rng, kind.group)
+    drawn = draw(kind, (outputs, inputs))
+    zeros = None if drawn.zeros is None else drawn.zeros.cuda()
+    plain = replace(drawn, codes=drawn.codes.cuda(), scales=drawn.scales.cuda(), zeros=zeros)
     x = torch.randn(rows, inputs, device="cuda").to(rng.choice(HALVES))
     linears, bias = Linears.on(gpu.device, x.device), torch.randn(outputs, device="cuda").to(x.dtype)
     assert_product(linears.multiply(x, pack(plain), bias), x, plain, bias)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from textgen.ops.cuda.bricks import Form, Plain, pack, stack
+from textgen.ops.cuda.bricks import Kind, Plain, pack, stack
 from textgen.ops.cuda.linear import Linears
 
 from ..cpu.guarded import guarded
@@ -18,39 +18,32 @@ from .test_linear import KINDS, WITHIN, assert_product, draw, size_of, there
 
 
 @pytest.mark.parametrize("kernel", ["linear_few", "linear_tiles"])
-@pytest.mark.parametrize(("form", "group", "scale", "zeros"), KINDS, ids=str)
-def test_experts(
-    rng: random.Random, device: HostDevice, form: Form, group: int, scale: torch.dtype, zeros: bool, kernel: str
-) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_experts(rng: random.Random, device: HostDevice, kind: Kind, kernel: str) -> None:
     """Experts of random sizes, some empty and some with several tiles; x in order, or gathered from another."""
     few, experts = kernel == "linear_few", rng.choice([1, 3, 40])
-    size = size_of(rng, group)
-    plains = [draw(rng, form, group, scale, zeros, size) for _ in range(experts)]
+    size = size_of(rng, kind.group)
+    plains = [draw(kind, size) for _ in range(experts)]
     rows = rng.randint(1, 16 * experts) if few else rng.randint(16 * experts + 1, 16 * experts + 90)
     sizes = sizes_of(rng, experts, max(rows, 2))
     check(rng, device, plains, sizes, kernel)
 
 
 @pytest.mark.parametrize(("kernel", "rows", "bricks"), [("linear_few", 3, 70), ("linear_tiles", 34, 33)])
-@pytest.mark.parametrize("kind", [KINDS[3], KINDS[5], KINDS[6]], ids=str)
+@pytest.mark.parametrize("kind", [KINDS[3], KINDS[5], KINDS[7], KINDS[8]], ids=str)
 def test_blocks_share_out_long_rows(
-    rng: random.Random,
-    device: HostDevice,
-    kind: tuple[Form, int, torch.dtype, bool],
-    kernel: str,
-    rows: int,
-    bricks: int,
+    rng: random.Random, device: HostDevice, kind: Kind, kernel: str, rows: int, bricks: int
 ) -> None:
     """Few tiles for three multiprocessors; the blocks of tiles that are not there end without a trace."""
-    size = rng.randint(1, 64), 64 * bricks + (8 if kind[1] == 0 else 0)
-    plains = [draw(rng, *kind, size) for _ in range(2)]
+    size = rng.randint(1, 64), 64 * bricks + (8 if kind.group == 0 else 0)
+    plains = [draw(kind, size) for _ in range(2)]
     device.processors = 12
     check(rng, device, plains, [0, rows], kernel, shared=True)
 
 
 def test_only_matrices_of_one_size_and_form_are_stacked(rng: random.Random) -> None:
-    one = pack(draw(rng, *KINDS[0], (64, 128)))
-    for other in (pack(draw(rng, *KINDS[0], (65, 128))), pack(draw(rng, *KINDS[1], (64, 128))), None):
+    one = pack(draw(KINDS[0], (64, 128)))
+    for other in (pack(draw(KINDS[0], (65, 128))), pack(draw(KINDS[1], (64, 128))), None):
         assert stack([one, other], 2) is None
     assert stack([one, one], 2) is not None
 

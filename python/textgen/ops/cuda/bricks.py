@@ -33,17 +33,18 @@ class Kind(NamedTuple):
     form: Form
     group: int
     scales: torch.dtype
-    zeros: bool
+    zeros: torch.dtype | None
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """w = scale * (value - zero), row by row.
+    """w = scale * (value - zero), row by row; with minima scale * value - minimum.
 
     codes [out, in] uint8: of INT4 8 more than the value where there are no zeros, else the value; of INT8 a sign and a
     magnitude; of E2M1, E4M3 and E5M2 the number's bits, none of which is NaN or infinite. scales [out, groups] float16,
-    bfloat16 or float32; zeros uint8 as scales, or None. group: inputs that share a scale, a multiple of 32 that divides
-    the inputs or, if larger than 32, their next multiple; 0: all of them, with scales [out, 1] float32.
+    bfloat16 or float32; zeros of INT4 [out, groups]: points in uint8, minima in the scales' dtype, or None. group:
+    inputs that share a scale, a multiple of 32 that divides the inputs or, if larger than 32, their next multiple; 0:
+    all of them, with scales [out, 1] float32.
     """
 
     form: Form
@@ -57,7 +58,10 @@ class Plain:
         outputs, inputs = self.codes.shape
         if self.form == "INT4":
             values = self.codes.float()
-            values -= 8.0 if self.zeros is None else self._spread(self.zeros.float(), inputs)
+            if self.zeros is None:
+                values -= 8.0
+            elif self.zeros.dtype == torch.uint8:
+                values -= self._spread(self.zeros.float(), inputs)
         elif self.form == "INT8":
             values = (self.codes & 127).float()
             values = torch.where(self.codes < SIGN, values, -values)
@@ -65,7 +69,10 @@ class Plain:
             values = torch.tensor(E2M1, device=self.codes.device)[self.codes.int()]
         else:
             values = self.codes.view(_FLOATS[self.form]).float()
-        return values.mul_(self._spread(self.scales.float(), inputs))
+        values.mul_(self._spread(self.scales.float(), inputs))
+        if self.zeros is not None and self.zeros.dtype == self.scales.dtype:
+            values -= self._spread(self.zeros.float(), inputs)
+        return values
 
     def reordered(self, order: Tensor) -> Plain:
         codes, scales = self.codes.index_select(0, order), self.scales.index_select(0, order)
@@ -101,7 +108,7 @@ class Bricks:
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.form, self.group, self.scales.dtype, self.zeros is not None)
+        return Kind(self.form, self.group, self.scales.dtype, None if self.zeros is None else self.zeros.dtype)
 
     def split(self) -> list[Bricks]:
         """The matrices, one by one: the same memory."""

@@ -46,7 +46,7 @@ class Linears:
         return x.dtype in HALVES and sizes and self.device.holds(x)
 
     def multiply(self, x: Tensor, weight: Bricks, bias: Tensor | None) -> Tensor:
-        """x @ w.T + bias with w = scale * (value - zero), summed in float32 and rounded to x's dtype once.
+        """x @ w.T + bias with w as `Plain` says, summed in float32 and rounded to x's dtype once.
 
         x [..., inputs] as `takes` says; bias [outputs] in x's dtype. Returns [..., outputs].
         """
@@ -124,8 +124,11 @@ class Tiles:
 @cache
 def few_kernel(dtype: torch.dtype, kind: Kind, wide: bool, experts: int = 0) -> Few:
     """wide: for more than 8 rows of a matrix. Those are read by two warps from one cache, and where scales are groups'
-    take the registers of a second block."""
-    tiles, across, along, resident = (2, 2, 4, 2 if kind.group == 0 else 1) if wide else (1, 1, 8, 2)
+    take the registers of a second block. Minima take those of a quarter of the warps."""
+    if wide:
+        tiles, across, along, resident = 2, 2, 4, 2 if kind.group == 0 else 1
+    else:
+        tiles, across, along, resident = (1, 1, 4, 3) if _zeros(kind) == "MINIMA" else (1, 1, 8, 2)
     source = _source(
         "linear_few", dtype, kind, experts, TILES=tiles, WARPS_N=across, WARPS_K=along, AHEAD=AHEAD, RESIDENT=resident
     )
@@ -145,15 +148,19 @@ def tiles_kernel(dtype: torch.dtype, kind: Kind, rows: int, shared_bytes: int, e
 def _stage_bytes(kind: Kind, rows: int) -> int:
     """Of a brick's inputs in shared memory: x, weights, scales and zeros of a block."""
     groups = 0 if kind.group == 0 else max(BRICK // kind.group, 1)
-    of_group = groups * BRICK * (kind.scales.itemsize + kind.zeros)
+    of_group = groups * BRICK * (kind.scales.itemsize + (0 if kind.zeros is None else kind.zeros.itemsize))
     return 2 * rows * BRICK + WARPS // 2 * (_brick_bytes(kind) + of_group)
 
 
 def _source(name: str, dtype: torch.dtype, kind: Kind, experts: int, **constants: int) -> Source:
     return Source.of(
-        name, T=DTYPES[dtype], FORM=kind.form, GROUP=kind.group, SCALE=DTYPES[kind.scales], ZEROS=int(kind.zeros),
+        name, T=DTYPES[dtype], FORM=kind.form, GROUP=kind.group, SCALE=DTYPES[kind.scales], ZEROS=_zeros(kind),
         SEARCHED=-(-experts // LANES), **constants,
     )  # fmt: skip
+
+
+def _zeros(kind: Kind) -> str:
+    return "NO_ZEROS" if kind.zeros is None else "POINTS" if kind.zeros == torch.uint8 else "MINIMA"
 
 
 def _few(linears: Linears, product: _Product) -> None:

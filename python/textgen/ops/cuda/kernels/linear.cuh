@@ -1,6 +1,7 @@
 // What products with weights of 4 and 8 bits share: the layout of weights, how they become numbers, how sums become rows.
 //
-// y = x * w^T with w = scale * (value - zero); products are summed in float32, and scales are put on sums, not on numbers.
+// y = x * w^T with w = scale * (value - zero), or scale * value - minimum; products are summed in float32, and scales are put on
+// sums, not on numbers. A minimum is put on the sum of the group's inputs, which a fragment of ones makes.
 //
 // Weights are packed for the fragments of mma.m16n8k16 (the idea of Marlin, arXiv 2408.11743), with outputs as the rows of the
 // left factor and tokens as the columns of the right one: so one layout serves a token as well as many. A brick is 64
@@ -9,19 +10,20 @@
 // are eight neighbours of x, 16 bytes: in step s of half h, lane l has inputs 32h + 8 (l % 4) + 4 s and the three behind it.
 //
 // packed: [outputs / 64, inputs / 64, halves of 8-bit weights, 4, 32 lanes, 16 bytes], what is missing filled up by zeros.
-// scales, zeros: [outputs / 64, groups, 8, 4, 2], a lane's together: outputs 16j + 8k + i of a brick at [i, j, k].
+// scales, zeros (or minima): [outputs / 64, groups, 8, 4, 2], a lane's together: outputs 16j + 8k + i of a brick at [i, j, k].
 //
 // Rows that are sorted by expert are multiplied by the matrix of theirs: matrices lie one behind the other, whole bricks each.
 #pragma once
 #include "row_tiles.cuh"
 
 enum Form { INT4, E2M1, INT8, E4M3, E5M2 };  // 8 bits are a sign and 7 bits: a magnitude, or exponent and fraction
+enum Zeros { NO_ZEROS, POINTS, MINIMA };     // of 4-bit integers: points in bytes, minima as scales; else the point is 8
 
 using T = TG_T;                         // of x, bias and result: bf16 or f16
 using Scale = TG_SCALE;                 // f16, bf16 or float
 constexpr Form FORM = TG_FORM;
 constexpr i32 GROUP = TG_GROUP;         // inputs that share a scale, a multiple of 32; 0: all of them
-constexpr bool HAS_ZEROS = TG_ZEROS;    // of 4-bit integers: else 8
+constexpr Zeros KIND_OF_ZEROS = TG_ZEROS;
 constexpr i32 SEARCHED = TG_SEARCHED;   // experts for each lane of a warp; 0: one matrix for all rows
 
 constexpr i32 BRICK = 64;
@@ -32,15 +34,16 @@ constexpr i32 UNIT_HALVES = 2 / UNITS;
 constexpr i32 STEP_WORDS = UNITS;                 // of a lane, for 16 outputs by 16 inputs
 constexpr i32 UNIT_BYTES = 4 * WARP * 16;
 constexpr i32 BRICK_GROUPS = GROUP == 0 ? 0 : GROUP == HALF ? 2 : 1;
+constexpr i32 ZERO_SIZE = KIND_OF_ZEROS == POINTS ? 1 : KIND_OF_ZEROS == MINIMA ? sizeof(Scale) : 0;
 constexpr i32 SPAN = GROUP == 0 ? BRICK : GROUP;  // a divisor, where there are groups
 static_assert(GROUP % HALF == 0 && (GROUP <= BRICK || GROUP % BRICK == 0), "a brick has groups, or a group bricks");
-static_assert(!HAS_ZEROS || (FORM == INT4 && GROUP != 0), "zero points are 4-bit integers'");
+static_assert(KIND_OF_ZEROS == NO_ZEROS || (FORM == INT4 && GROUP != 0), "zeros are 4-bit integers'");
 
 struct Linear {
     const T* x;                   // [rows, inputs], rows `stride` apart; of experts any rows, which `sources` names
     const unsigned char* packed;
     const Scale* scales;
-    const unsigned char* zeros;
+    const unsigned char* zeros;   // points, or minima of type Scale
     const T* bias;                // [outputs], of experts [experts, outputs]; or null
     T* out;                       // [rows, outputs]
     float* partial;               // [splits, rows, outputs in whole bricks], where the inputs are split
@@ -138,11 +141,11 @@ DEVICE void unpack_step(u32 (&left)[4], const u32* words, const u32 (&less)[2]) 
 DEVICE void take_zeros(u32 (&less)[2], const Eight& zeros, i32 i) {
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
-        if constexpr (HAS_ZEROS) {
+        if constexpr (KIND_OF_ZEROS == POINTS) {
             const u32 selector = 2 * i % 4 + half;
             less[half] = __byte_perm(zeros.at[i / 2], (COUNTS | SIGNS) >> 8, selector | selector << 8 | 0x4040);
         } else {
-            less[half] = COUNTS | SIGNS | twice(8);
+            less[half] = COUNTS | SIGNS | twice(KIND_OF_ZEROS == MINIMA ? 0 : 8);
         }
     }
 }
@@ -151,9 +154,14 @@ struct alignas(2 * sizeof(Scale)) ScalePair {  // of a lane's of 16 outputs, the
     Scale at[2];
 };
 
-DEVICE void add_scaled(float (&sum)[4], const float (&part)[4], const ScalePair& scales) {
+// inputs: what a fragment of ones makes of the group's, where there are minima.
+DEVICE void add_scaled(
+    float (&sum)[4], const float (&part)[4], const ScalePair& scales, const float (&inputs)[4], const ScalePair& minima) {
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) sum[i] += to_float(scales.at[i / 2]) * part[i];
+    for (i32 i = 0; i < 4; ++i) {
+        sum[i] += to_float(scales.at[i / 2]) * part[i];
+        if constexpr (KIND_OF_ZEROS == MINIMA) sum[i] -= to_float(minima.at[i / 2]) * inputs[i % 2];
+    }
 }
 
 // ---- sums become rows -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ constexpr i32 SCALE_QUADS = 8 * sizeof(Scale) / 16;  // of a lane and a group
 
 struct Unit {  // what a lane multiplies
     Quad weights[4], x[TILES][UNIT_HALVES], scales[GROUPS][SCALE_QUADS];  // of 16 outputs, two scales
-    Eight zeros[GROUPS];
+    Eight points[GROUPS];
+    Quad minima[GROUPS][SCALE_QUADS];
 };
 
 template <class Number>
@@ -50,7 +51,7 @@ DEVICE Lane lane_of(const Linear& p, const RowTile& tile, i32 brick) {
         at.x[i] = p.x + source_of(p, tile.row + min(8 * i + lane / 4, tile.rows - 1)) * p.stride + lane % 4 * 8;
     }
     at.scales = p.scales + brick * groups * BRICK + lane / 4 * 8;
-    at.zeros = p.zeros + brick * groups * BRICK + lane / 4 * 8;
+    at.zeros = p.zeros + (brick * groups * BRICK + lane / 4 * 8) * ZERO_SIZE;
     return at;
 }
 
@@ -73,19 +74,46 @@ DEVICE void load(const Linear& p, const Lane& lane, i32 index, Unit& unit) {
 #pragma unroll
             for (i32 quad = 0; quad < SCALE_QUADS; ++quad) {
                 unit.scales[i][quad] = load_quad(reinterpret_cast<const Quad*>(lane.scales + at) + quad);
+                if constexpr (KIND_OF_ZEROS == MINIMA) {
+                    unit.minima[i][quad] = load_quad(reinterpret_cast<const Quad*>(lane.zeros + at * ZERO_SIZE) + quad);
+                }
             }
-            if constexpr (HAS_ZEROS) unit.zeros[i] = *reinterpret_cast<const Eight*>(lane.zeros + at);
+            if constexpr (KIND_OF_ZEROS == POINTS) unit.points[i] = *reinterpret_cast<const Eight*>(lane.zeros + at);
         }
     }
 }
 
+// The sums of a group's inputs, in every row.
+DEVICE void sum_inputs(const Unit& unit, i32 group, float (&inputs)[TILES][4]) {
+    const u32 ones[4] = {ONE, ONE, ONE, ONE};
+#pragma unroll
+    for (i32 tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+        for (i32 half = 0; half < GROUP_HALVES; ++half) {
+            const Quad& x = unit.x[tile][group * GROUP_HALVES + half];
+            if (half == 0) {
+                multiply(inputs[tile], ones, x.at[0], x.at[1], T{});
+            } else {
+                multiply_add(inputs[tile], ones, x.at[0], x.at[1], T{});
+            }
+            multiply_add(inputs[tile], ones, x.at[2], x.at[3], T{});
+        }
+    }
+}
+
+DEVICE ScalePair pair_of(const Quad (&quads)[SCALE_QUADS], i32 i) {
+    return {{scale_of<Scale>(quads, 2 * i), scale_of<Scale>(quads, 2 * i + 1)}};
+}
+
 DEVICE void multiply_unit(const Unit& unit, float (&sums)[4][TILES][4]) {
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) {
+    for (i32 group = 0; group < GROUPS; ++group) {
+        float inputs[TILES][4];
+        if constexpr (KIND_OF_ZEROS == MINIMA) sum_inputs(unit, group, inputs);
 #pragma unroll
-        for (i32 group = 0; group < GROUPS; ++group) {
+        for (i32 i = 0; i < 4; ++i) {
             u32 less[2];
-            take_zeros(less, unit.zeros[group], i);
+            take_zeros(less, unit.points[group], i);
             float parts[TILES][4];
 #pragma unroll
             for (i32 step = 0; step < 2 * GROUP_HALVES; ++step) {
@@ -105,10 +133,11 @@ DEVICE void multiply_unit(const Unit& unit, float (&sums)[4][TILES][4]) {
                 }
             }
             if constexpr (GROUP != 0) {
-                const Quad(&quads)[SCALE_QUADS] = unit.scales[group];
-                const ScalePair scales = {{scale_of<Scale>(quads, 2 * i), scale_of<Scale>(quads, 2 * i + 1)}};
+                const ScalePair scales = pair_of(unit.scales[group], i), minima = pair_of(unit.minima[group], i);
 #pragma unroll
-                for (i32 tile = 0; tile < TILES; ++tile) add_scaled(sums[i][tile], parts[tile], scales);
+                for (i32 tile = 0; tile < TILES; ++tile) {
+                    add_scaled(sums[i][tile], parts[tile], scales, inputs[tile], minima);
+                }
             }
         }
     }

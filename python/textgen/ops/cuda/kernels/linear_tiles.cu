@@ -18,7 +18,7 @@ constexpr i32 OUTPUTS = BRICK / 2;  // of a warp: half of a brick
 constexpr i32 PARTS = OUTPUTS / 16;
 constexpr i32 BRICKS = WARPS / 2;
 constexpr i32 SCALE_BYTES = BRICK_GROUPS * BRICK * sizeof(Scale);  // of a brick
-constexpr i32 ZERO_BYTES = HAS_ZEROS ? BRICK_GROUPS * BRICK : 0;
+constexpr i32 ZERO_BYTES = BRICK_GROUPS * BRICK * ZERO_SIZE;
 constexpr i32 WEIGHTS = TOKENS * ROW_BYTES;  // where they begin in a stage
 constexpr i32 SCALES = WEIGHTS + BRICKS * UNITS * UNIT_BYTES;
 constexpr i32 ZEROS = SCALES + BRICKS * SCALE_BYTES;
@@ -27,7 +27,7 @@ constexpr i32 HALF_OFFSET = UNITS == 2 ? UNIT_BYTES : 8;  // of a lane's words
 constexpr i32 STRIDE = OUTPUTS + 4;  // of a token's sums: lanes write to different banks
 constexpr i32 REGION = 16 * STRIDE;  // floats: a warp's sums of 16 tokens
 static_assert(TOKENS % 16 == 0 && ROW_BYTES == 128, "tokens are stored 16 at a time");
-static_assert(SCALE_BYTES <= WARP * 16, "a lane copies one piece of them");
+static_assert(SCALE_BYTES <= WARP * 16 && ZERO_BYTES <= WARP * 16, "a lane copies one piece of them");
 
 struct alignas(8 * UNITS) Words {  // of a lane, for 16 outputs by 32 inputs
     u32 at[2 * STEP_WORDS];
@@ -99,7 +99,7 @@ DEVICE void fetch(const Linear& p, Thread& t, i32 at, unsigned char* stage) {
             const void* const from = reinterpret_cast<const unsigned char*>(p.scales + group) + within;
             if (within < SCALE_BYTES) copy_async(stage + t.scales + within, from);
         } else if (within < ZERO_BYTES) {
-            copy_async(stage + ZEROS + threadIdx.x / WARP / 2 * ZERO_BYTES + within, p.zeros + group + within);
+            copy_async(stage + ZEROS + threadIdx.x / WARP / 2 * ZERO_BYTES + within, p.zeros + group * ZERO_SIZE + within);
         }
     }
 #pragma unroll
@@ -109,26 +109,28 @@ DEVICE void fetch(const Linear& p, Thread& t, i32 at, unsigned char* stage) {
 
 struct Half {  // of a brick's inputs, for a warp's outputs: two steps
     u32 left[PARTS][2][4];
-    ScalePair scale[PARTS];
+    ScalePair scale[PARTS], minimum[PARTS];
 };
 
 DEVICE void load_half(const Thread& t, const unsigned char* stage, i32 half, Half& out) {
     const i32 group = (GROUP == HALF ? half : 0) * BRICK + threadIdx.x % WARP / 4 * 8;
-    Eight zeros = {};
-    if constexpr (HAS_ZEROS) {
-        zeros = *reinterpret_cast<const Eight*>(stage + ZEROS + threadIdx.x / WARP / 2 * ZERO_BYTES + group);
-        if (t.part != 0) zeros.at[0] = zeros.at[1];
+    const unsigned char* const zeros = stage + ZEROS + threadIdx.x / WARP / 2 * ZERO_BYTES + group * ZERO_SIZE;
+    Eight points = {};
+    if constexpr (KIND_OF_ZEROS == POINTS) {
+        points = *reinterpret_cast<const Eight*>(zeros);
+        if (t.part != 0) points.at[0] = points.at[1];
     }
 #pragma unroll
     for (i32 i = 0; i < PARTS; ++i) {
         const Words words = *reinterpret_cast<const Words*>(stage + t.weights + half * HALF_OFFSET + i * WARP * 16);
         u32 less[2];
-        take_zeros(less, zeros, i);
+        take_zeros(less, points, i);
         unpack_step(out.left[i][0], words.at, less);
         unpack_step(out.left[i][1], words.at + STEP_WORDS, less);
         if constexpr (GROUP != 0) {
             out.scale[i] = reinterpret_cast<const ScalePair*>(stage + t.scales + group * sizeof(Scale))[t.part + i];
         }
+        if constexpr (KIND_OF_ZEROS == MINIMA) out.minimum[i] = reinterpret_cast<const ScalePair*>(zeros)[t.part + i];
     }
 }
 
@@ -141,7 +143,12 @@ DEVICE void multiply_half(const Half& half, const unsigned char* x, i32 tokens, 
 #pragma unroll
     for (i32 tile = FIRST; tile < FIRST + AT_ONCE; ++tile) {
         const Quad right = load_quad(x + tile * 8 * ROW_BYTES);
-        float parts[PARTS][4];
+        float parts[PARTS][4], inputs[4];
+        if constexpr (KIND_OF_ZEROS == MINIMA) {
+            const u32 ones[4] = {ONE, ONE, ONE, ONE};
+            multiply(inputs, ones, right.at[0], right.at[1], T{});
+            multiply_add(inputs, ones, right.at[2], right.at[3], T{});
+        }
 #pragma unroll
         for (i32 i = 0; i < PARTS; ++i) {
             if constexpr (GROUP == 0) {
@@ -156,7 +163,7 @@ DEVICE void multiply_half(const Half& half, const unsigned char* x, i32 tokens, 
                 multiply_add(sums[i][tile], half.left[i][1], right.at[2], right.at[3], T{});
             } else {
                 multiply_add(parts[i], half.left[i][1], right.at[2], right.at[3], T{});
-                add_scaled(sums[i][tile], parts[i], half.scale[i]);
+                add_scaled(sums[i][tile], parts[i], half.scale[i], inputs, half.minimum[i]);
             }
         }
     }
