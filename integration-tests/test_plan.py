@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.api import Api
+from support.compressed import write_compressed
 from support.missed import missed
 from support.models import SIZES, save, vocabulary_size
 from support.prompts import words
@@ -108,6 +109,17 @@ def test_a_quantized_model_says_nearly_the_same(
     found = apart(start(**{setting: value}, dtype="float32", plan="auto").wait_ready(), built_in_reference)
     assert median(found) < bound, "tokens that nobody expects may be missed by more"
     assert max(found) > 1e-4, "nothing was quantized"
+
+
+@pytest.mark.parametrize(("bits", "quantize", "bound"), [(4, "", 0.5), (8, "compressed-tensors", 0.06)])
+def test_a_checkpoint_of_integers_says_nearly_the_same(
+    start: Start, built_in_reference: Reference, bits: int, quantize: str, bound: float, tmp_path: Path
+) -> None:
+    """Whether or not the flag names what it is stored in."""
+    given = {"quantize": quantize} if quantize else {}
+    launcher = start(model=write_compressed(tmp_path, bits), dtype="float32", plan="auto", **given).wait_ready()
+    found = apart(launcher, built_in_reference)
+    assert median(found) < bound and max(found) > 1e-4
 
 
 def test_a_mixture_of_experts_in_few_bits_says_nearly_the_same(start: Start, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from textgen.launcher.model import Model, resolve
 from textgen.launcher.plan import Plan, make_plan
 from textgen.launcher.settings import Settings
 from textgen.models.spec import EncoderSpec
-from textgen.quantization.formats import Blocks, weight_bytes
+from textgen.quantization.formats import Blocks, quantize_name, weight_bytes
 from textgen.shard.settings import parse_settings
 
 GIB = 2**30
@@ -269,7 +269,8 @@ def test_what_cannot_fit_a_gpu(model: Model, hardware: dict[str, Any], settings:
         ({}, {}, 2),
         ({}, {"quantize": "int8"}, 1.016),
         ({}, {"quantize": "int4"}, 0.5625),
-        ({"four_bits": True}, {}, 0.594),
+        ({"bits": 4}, {}, 0.594),
+        ({"bits": 8}, {}, 1.0625),
         ({"scaled": 2**31}, {}, 1.031),
         ({"scaled": 2**31}, {"dtype": "float32"}, 4),
         ({"scaled": 2**31}, {"attention": "torch"}, 2),
@@ -288,6 +289,32 @@ def test_weights_count_as_a_gpu_holds_them(
     line = next(line for line in made.memory.table if "weights" in line)
     gib = float(re.search(r"([\d.]+) GiB", line)[1])  # type: ignore[index]
     assert abs(gib - 2 * numbers) < 0.06, line
+
+
+@pytest.mark.parametrize(
+    ("said", "checkpoint", "quantize"),
+    [
+        ("bitsandbytes", {}, "int8"),
+        ("eetq", {}, "int8"),
+        ("bitsandbytes-nf4", {}, "int4"),
+        ("fp8", {}, "int8"),
+        ("fp8", {"scaled": 2**20}, None),
+        ("GPTQ", {"bits": 4}, None),
+        ("marlin", {"bits": 8}, None),
+        ("awq", {"blocks": Blocks({"Q8_0": 2**20}, 0)}, None),
+    ],
+)
+def test_names_of_text_generation_inference(
+    model: Model, said: str, checkpoint: dict[str, Any], quantize: str | None
+) -> None:
+    """What is stored in few bits is read as it is."""
+    stored = dataclasses.replace(model, checkpoint=Checkpoint(2**20, "bfloat16", **checkpoint))
+    assert plan(stored, quantize=quantize_name(said)).settings.quantize == quantize
+
+
+def test_a_checkpoint_of_numbers_is_in_no_form_that_was_named(model: Model) -> None:
+    with pytest.raises(SettingsError, match="--quantize gptq is for checkpoints that are stored so"):
+        plan(model, quantize="gptq")
 
 
 def test_auto_takes_the_gpu_that_is_there(model: Model) -> None:

@@ -156,7 +156,10 @@ def test_the_memory_plan_counts_numbers_and_not_scales(tmp_path: Path) -> None:
         (compressed("group"), "'strategy' must be tensor, channel or block"),
         (compressed("tensor", num_bits=4), "'num_bits' is 4"),
         (compressed("tensor", type="int"), "'type' is 'int'"),
-        (compressed("tensor") | {"format": "pack-quantized"}, "not supported yet in the form 'compressed-tensors'"),
+        (
+            compressed("tensor") | {"format": "nvfp4-pack-quantized"},
+            "not supported yet in the form 'compressed-tensors'",
+        ),
         (compressed("tensor") | {"transform_config": {"a": 1}}, "'transform_config' is"),
         ({"quant_method": "exl2", "bits": 4}, "not supported yet in the form 'exl2'"),
     ],

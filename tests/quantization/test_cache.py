@@ -12,7 +12,7 @@ from tests.models.test_decoder import CPU
 from tests.models.tiny import make_model
 from tests.ops.cpu.test_plan import logits, planned
 from tests.quantization.test_blocks import blocked
-from tests.quantization.test_packed4 import quantized
+from tests.quantization.test_packed import quantized
 from tests.seeds import fresh_seed
 from textgen.layers.weight import DenseFormat, Part, WeightFormat
 from textgen.models.decoder import Decoder

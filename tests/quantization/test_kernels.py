@@ -34,14 +34,14 @@ from textgen.parallel import Parallel
 from textgen.quantization.blocks import BlockWeight, StackedWeight
 from textgen.quantization.formats import BYTES, GPU_BLOCK_BYTES
 from textgen.quantization.fp8 import Fp8Weight
-from textgen.quantization.integers import Int4Format, Int8Format
+from textgen.quantization.integers import Int4Format, Int8Format, Int8Weight
 from textgen.quantization.k_blocks import k_integers
 from textgen.quantization.kernels import KernelExperts, KernelWeight, kernel_format, plain_of
 from textgen.quantization.ordered import OrderedWeight
-from textgen.quantization.packed4 import Int4ZerosWeight
+from textgen.quantization.packed import Int4ZerosWeight
 
 from .test_blocks import WIDTH, blocked, random_blocks, stored
-from .test_packed4 import MIXTURE, quantized
+from .test_packed import MIXTURE, quantized
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is missing")
 BF16 = torch.bfloat16
@@ -133,12 +133,13 @@ def test_inputs_that_fill_no_16_bytes_are_multiplied_by_torch(rng: random.Random
 
 
 def test_what_no_kernel_knows_is_dense(rng: random.Random, device: HostDevice, tmp_path: Path) -> None:
-    """A code that is no number, and groups of another size."""
+    """A code that is no number, groups of another size, and -128 where there are no groups."""
     values = torch.randn(8, 96).to(torch.float8_e4m3fn)
     broken = values.clone()
     broken[3, 5] = float("nan")
     make_model(tmp_path)
-    for weight in (Fp8Weight(broken, torch.ones(8, 1), 0), Fp8Weight(values, torch.ones(8, 2), 48)):
+    least = Int8Weight(torch.full((8, 40), -128, dtype=torch.int8), torch.ones(8))
+    for weight in (Fp8Weight(broken, torch.ones(8, 1), 0), Fp8Weight(values, torch.ones(8, 2), 48), least):
         with WeightFiles(tmp_path) as source:
             context = LoadContext(source, BF16, CPU, Parallel())
             made = kernel_format(Keeps(weight), device, CPU, BF16).load(context, [])
@@ -167,10 +168,22 @@ def assert_alike(ours: Decoder, theirs: Decoder) -> None:
     assert float(missed.median()) < 5e-2
 
 
-@pytest.mark.parametrize(("method", "orders"), [("gptq", "alike"), ("gptq", "each"), ("awq", "none")])
+@pytest.mark.parametrize(
+    ("method", "bits", "group", "orders"),
+    [
+        ("gptq", 4, 32, "alike"),
+        ("gptq", 4, 32, "each"),
+        ("gptq", 8, 32, "each"),
+        ("awq", 4, 32, "none"),
+        ("pack", 4, -1, "none"),
+        ("int", 8, -1, "none"),
+    ],
+)
 @torch.inference_mode()
-def test_checkpoints_of_gptq_and_awq(device: HostDevice, method: str, orders: str, tmp_path: Path) -> None:
-    numbers = quantized(tmp_path, method, method == "gptq", orders)
+def test_checkpoints_of_integers(
+    device: HostDevice, method: str, bits: int, group: int, orders: str, tmp_path: Path
+) -> None:
+    numbers = quantized(tmp_path, method, method != "awq", orders, bits=bits, group=group)
     ours, theirs = both(tmp_path, numbers, device)
     assert_alike(ours, theirs)
     assert "linear_few" in device.launches
@@ -276,6 +289,22 @@ def test_blocks_of_files(
     within = allowed(kind, numbers, BlockWeight(kind, (torch.from_numpy(raw),), WIDTH))
     assert ((got - numbers).abs() <= within).all()
     assert one.nbytes <= 64 * WIDTH * GPU_BLOCK_BYTES[kind]
+
+
+@torch.inference_mode()
+def test_rows_with_an_integer_of_minus_128_are_scaled_anew(rng: random.Random) -> None:
+    """In groups, or dense."""
+    for inputs in (32 * rng.randint(1, 5), 40):
+        weight = Int8Weight(torch.randint(-127, 128, (9, inputs)).to(torch.int8), torch.rand(9))
+        plain = plain_of(weight, CPU)
+        assert plain is not None and plain.group == 0
+        torch.testing.assert_close(plain.numbers(), weight.numbers())
+        weight.values[rng.randrange(9), rng.randrange(inputs)] = -128
+        plain = plain_of(weight, CPU)
+        assert (plain is None) == (inputs == 40)
+        if plain is not None:
+            assert plain.group == 32
+            assert ((plain.numbers() - weight.numbers()).abs() <= allowed("Q6_K", weight.numbers())).all()
 
 
 @torch.inference_mode()

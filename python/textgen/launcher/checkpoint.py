@@ -21,9 +21,17 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_JSON = 100 * 2**20  # bytes of a header or index: the format's own bound
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 SCALED = {"F8_E4M3": 1, "F8_E5M2": 1}  # turned into numbers of the server's type
-SIZES = {**DTYPES, "I32": 4}  # bytes; 1 of the others
+SIZES = {**DTYPES, "I32": 4, "I64": 8}  # bytes; 1 of the others
 SCALES = ("_scale", "_scale_inv")  # ends of the names of what they are multiplied by
-FOUR_BITS = {".qweight": 8, ".qzeros": 0, ".g_idx": 0}  # weights in an integer of GPTQ's and AWQ's tensors
+INTEGERS = {
+    "I8": {".weight": 8},
+    "I32": {
+        ".qweight": 32, ".qzeros": 0, ".g_idx": 0,
+        ".weight_packed": 32, ".weight_zero_point": 0, ".weight_g_idx": 0,
+    },
+    "I64": {".weight_shape": 0},
+}  # fmt: skip
+"""Bits of weights in a number of GPTQ's, AWQ's and compressed-tensors' tensors, by data type and end of name."""
 PACKED = {"_blocks": 2, "_scales": 0}  # numbers in a byte of what MXFP4 stores, by the end of a tensor's name
 TABLE = "token_embd.weight"
 NUMBERS = (TABLE, "position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "attn_kv_b.weight")
@@ -45,7 +53,7 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How many numbers are stored, and in which data type most of them are; whether they are packed in four bits.
+    """How many numbers are stored, and in which data type most of them are; how many bits packed integers have.
 
     scaled: how many are in 8-bit floating point.
     blocks: of a GGUF file, and one with MXFP4, what its matrices are where they are multiplied as stored.
@@ -53,13 +61,14 @@ class Checkpoint:
 
     parameters: int
     dtype: str
-    four_bits: bool = False
+    bits: int | None = None
     blocks: Blocks | None = None
     scaled: int = 0
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Add up the headers. Raises `ModelError` naming the file that is missing or damaged."""
+def read_checkpoint(folder: Path, bits: int = 4) -> Checkpoint:
+    """Add up the headers. bits: of packed integers, as the configuration says. Raises `ModelError` naming the file that
+    is missing or damaged."""
     try:
         index = read_index(folder)
     except GgufError as error:
@@ -67,13 +76,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if index is not None:
         return _packed(index)
     counts: dict[str, int] = {}
-    weights = 0  # in four bits
+    weights = 0  # integers
     for path in _files(folder):
         for name, tensor in _tensors(path):
             if name.endswith(SCALES):
                 continue
-            if tensor.dtype == "I32":
-                weights += math.prod(tensor.shape) * FOUR_BITS[_four_bits(name)]
+            if tensor.dtype in INTEGERS:
+                weights += math.prod(tensor.shape) * INTEGERS[tensor.dtype][_integers(name, tensor.dtype)] // bits
                 continue
             numbers = math.prod(tensor.shape) * (1 if tensor.dtype in DTYPES | SCALED else PACKED[_end(name)])
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + numbers
@@ -84,7 +93,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     scaled = sum(counts.get(name, 0) for name in SCALED)
     parameters, pairs = sum(counts.values()) + weights, counts.get("U8", 0)
     blocks = Blocks({"MXFP4": pairs}, parameters - pairs) if pairs else None
-    return Checkpoint(parameters, dtype, four_bits=weights > 0, blocks=blocks, scaled=scaled)
+    return Checkpoint(parameters, dtype, bits=bits if weights else None, blocks=blocks, scaled=scaled)
 
 
 def _packed(index: Index) -> Checkpoint:
@@ -123,8 +132,9 @@ def _end(name: str) -> str:
     return name[-len("_blocks") :]
 
 
-def _four_bits(name: str) -> str:
-    return next((end for end in FOUR_BITS if name.endswith(end)), "")
+def _integers(name: str, dtype: str) -> str:
+    """Which of `INTEGERS` ends the name of a tensor of that data type."""
+    return next((end for end in INTEGERS.get(dtype, ()) if name.endswith(end)), "")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -165,7 +175,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, _Tensor]]:
             tensor = msgspec.json.decode(raw, type=_Tensor)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _damaged(path, f"tensor {name!r}: {error}") from None
-        packed = (tensor.dtype == "U8" and _end(name) in PACKED) or (tensor.dtype == "I32" and _four_bits(name))
+        packed = (tensor.dtype == "U8" and _end(name) in PACKED) or _integers(name, tensor.dtype)
         if tensor.dtype not in DTYPES | SCALED and not packed:
             raise ModelError(
                 f"{path}: tensor {name!r} has data type {tensor.dtype}; supported are {', '.join(DTYPES)}, "

@@ -14,7 +14,7 @@ from textgen.launcher.checkpoint import Checkpoint, read_checkpoint
 from textgen.launcher.errors import ModelError
 from textgen.models.config import read_config
 from textgen.models.errors import ModelError as UnreadableModel
-from textgen.models.registry import UnknownArchitecture, describe
+from textgen.models.registry import UnknownArchitecture, describe, packed_as
 from textgen.models.spec import DecoderSpec
 
 BUILT_IN = Path(textgen.__file__).parent / "demo" / "model"
@@ -66,22 +66,24 @@ def resolve(model_id: str | None, options: HubOptions | None = None) -> Model:
             raise ModelError("this installation has no built-in model; give a model's folder with --model-id")
     else:
         folder, commit = _find(model_id, options)
-    spec, fallback = _describe(folder, options.trust_remote_code)
+    spec, fallback, bits = _describe(folder, options.trust_remote_code)
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} has no tokenizer.json; save the model's fast tokenizer there")
     name = BUILT_IN_NAME if model_id is None else model_id
-    return Model(folder.resolve(), name, model_id is None, spec, read_checkpoint(folder), commit, fallback)
+    return Model(folder.resolve(), name, model_id is None, spec, read_checkpoint(folder, bits), commit, fallback)
 
 
-def _describe(folder: Path, trust: bool) -> tuple[DecoderSpec, bool]:
-    """The model's sizes, and whether Transformers' own modelling has to run it."""
+def _describe(folder: Path, trust: bool) -> tuple[DecoderSpec, bool, int]:
+    """The model's sizes, whether Transformers' own modelling has to run it, and the bits of integers, if it has any."""
     try:
         try:
-            return describe(read_config(folder))[0], False
+            config = read_config(folder)
+            spec, packed = describe(config)[0], packed_as(config)
+            return spec, False, 4 if packed is None else packed.bits
         except UnknownArchitecture as unknown:
             from textgen.launcher.fallback import describe_fallback  # here: most starts have no use for it
 
-            return describe_fallback(folder, trust, unknown), True
+            return describe_fallback(folder, trust, unknown), True, 4
     except UnreadableModel as error:
         raise ModelError(f"{folder}: {error}" if str(folder) not in str(error) else str(error)) from None
 

@@ -15,7 +15,7 @@ from textgen.launcher.memory import MemoryPlan, Needs, plan_gpu, plan_memory
 from textgen.launcher.model import Model
 from textgen.launcher.settings import Settings
 from textgen.models.groups import group_layers
-from textgen.quantization.formats import GPU_BLOCK_BYTES, block_bytes, gpu_weight_bytes, weight_bytes
+from textgen.quantization.formats import GPU_BLOCK_BYTES, STORED, block_bytes, gpu_weight_bytes, weight_bytes
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOST_ENCODED = 2048  # the same of a model with an encoder, which reads its whole input in one step
@@ -143,7 +143,7 @@ BEAM_TOKENS = 4  # a beam search looks at so many tokens for each beam where a m
 
 def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     """Decide everything. Raises `SettingsError` and `MemoryPlanError`."""
-    settings = _with_device(settings, hardware)
+    settings = _with_format(_with_device(settings, hardware), model)
     _refuse_formats(settings, model)
     dtype = _dtype(settings, model, hardware)
     max_total, max_input = _lengths(settings, model)
@@ -186,6 +186,21 @@ def _step_tokens(settings: Settings, threads: int) -> int:
     tokens = min(max(THREAD_TOKENS * threads, least), most) if settings.device == "cpu" else GPU_STEP_TOKENS
     tokens = max(tokens, settings.max_batch_size or 0)
     return min(tokens, settings.max_batch_total_tokens or tokens)
+
+
+def _with_format(settings: Settings, model: Model) -> Settings:
+    """What becomes of weights, where a form was named that checkpoints are stored in. Raises `SettingsError`."""
+    asked, checkpoint = settings.quantize, model.checkpoint
+    if asked not in STORED:
+        return settings
+    if checkpoint.bits is not None or checkpoint.blocks is not None or checkpoint.scaled:
+        return dataclasses.replace(settings, quantize=None)
+    if asked == "fp8":
+        return dataclasses.replace(settings, quantize="int8")
+    raise SettingsError(
+        f"--quantize {asked} is for checkpoints that are stored so, and this one has numbers of {checkpoint.dtype}; "
+        "give int8 or int4, which are made while loading, or leave it out"
+    )
 
 
 def _refuse_formats(settings: Settings, model: Model) -> None:
@@ -284,11 +299,11 @@ def _weights(settings: Settings, model: Model, dtype: str, hardware: Hardware) -
         kernels = settings.attention != "torch" and dtype != "float32" and not settings.deterministic
         if stored is not None and kernels:
             return block_bytes(stored, size, GPU_BLOCK_BYTES)
-        form = settings.quantize or ("packed4" if checkpoint.four_bits else None)
+        form = settings.quantize or (None if checkpoint.bits is None else f"packed{checkpoint.bits}")
         return gpu_weight_bytes(model.spec, checkpoint.parameters, size, form, checkpoint.scaled, kernels)
     if stored is not None and _planned(settings, model, hardware):
         return block_bytes(stored, size)
-    form = settings.quantize or ("int4" if checkpoint.four_bits else None)
+    form = settings.quantize or {None: None, 4: "int4", 8: "packed8"}[checkpoint.bits]
     return weight_bytes(model.spec, checkpoint.parameters, size, form)
 
 

@@ -76,7 +76,8 @@ class Settings:
         quantize_name, None,
         "Make the weights of linear layers smaller while they are loaded: int8 (a scale for each output) or int4 (a "
         "scale for 32 numbers). On a processor activations become 8-bit as they come, and products are of integers; on "
-        "a GPU activations keep --dtype. docs/cpu.md helps to choose.",
+        "a GPU activations keep --dtype. docs/cpu.md helps to choose. Checkpoints that are in few bits stay as they "
+        "are; Text Generation Inference's other names are taken too (docs/compatibility.md).",
         group=MODEL, default="weights have --dtype", metavar="FORMAT",
     )  # fmt: skip
     kv_cache_dtype: str = setting(

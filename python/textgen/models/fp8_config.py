@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from textgen.models.compressed_config import METHOD, weights_of_groups
 from textgen.models.config import Config
 from textgen.models.errors import ModelError
 
@@ -28,19 +29,11 @@ def read_fp8(section: Config) -> Fp8 | None:
         section.ignore("activation_scheme", "modules_to_not_convert", "ignored_layers", "dequantize", "scale_fmt")
         section.require("fmt", "e4m3")
         return Fp8(_block(section, "weight_block_size"))
-    if method != "compressed-tensors" or section.text("format", "") not in FORMATS:
+    if method != METHOD or section.text("format", "") not in FORMATS:
         return None
-    # The cache keeps its own type, whatever type the checkpoint was made to be cached in.
-    section.ignore("ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio", "version")
-    groups = section.section("config_groups")
     blocks = set()
-    for name, _ in groups.items() if groups is not None else ():
-        group = groups.section(name) if groups is not None else None
-        weights = group.section("weights") if group is not None else None
-        if group is None or weights is None:
-            raise ModelError(f"{section.where}: 'config_groups' has no weights in '{name}'")
-        group.ignore("input_activations", "output_activations", "targets", "format")
-        weights.ignore("observer", "observer_kwargs", "group_size", "dynamic", "actorder", "scale_dtype", "zp_dtype")
+    for weights in weights_of_groups(section):
+        weights.ignore("group_size")
         for key, expected in (("num_bits", 8), ("type", "float"), ("symmetric", True)):
             weights.require(key, expected)
         if weights.text("strategy", "tensor") not in ("tensor", "channel", "block"):

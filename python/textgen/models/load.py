@@ -19,7 +19,7 @@ from textgen.models.registry import UnknownArchitecture, describe, packed_as, sc
 from textgen.models.weights import WeightFiles
 from textgen.ops import Ops
 from textgen.parallel import Parallel
-from textgen.quantization.packed4 import Packed4Format
+from textgen.quantization.packed import PackedFormat
 from textgen.quantization.stored import StoredFormat
 
 
@@ -53,7 +53,7 @@ def load_model(
         return _fallback(folder, dtype, device, parallel, ops, trust_remote_code, unknown)
 
     if (packed := packed_as(config)) is not None:
-        format = _in_four_bits(Packed4Format(packed), format)
+        format = _in_few_bits(PackedFormat(packed), format)
 
     def context(source: WeightSource) -> LoadContext:
         return LoadContext(source, dtype, device, parallel, format or DenseFormat())
@@ -61,13 +61,13 @@ def load_model(
     return _load(folder, described, scaled_by(config), context, ops, max_context)
 
 
-def _in_four_bits(packed: Packed4Format, format: WeightFormat | None) -> WeightFormat:
-    """Stored numbers of four bits stay as they are. Raises `ModelError` where they were to become others."""
+def _in_few_bits(packed: PackedFormat, format: WeightFormat | None) -> WeightFormat:
+    """Stored integers stay as they are. Raises `ModelError` where they were to become others."""
     if format is None or isinstance(format, StoredFormat):
         return packed
     if isinstance(format, WrappingFormat) and _as_stored(format):
         return format.around(packed)
-    raise ModelError("the checkpoint is in four bits already; leave out --quantize and --deterministic")
+    raise ModelError("the checkpoint is in few bits already; leave out --quantize and --deterministic")
 
 
 def _as_stored(format: WeightFormat) -> bool:

@@ -28,7 +28,7 @@ from textgen.models.families import (
 )
 from textgen.models.families.common import Described
 from textgen.models.fp8_config import Fp8, read_fp8
-from textgen.models.packed4_config import Packed4, read_packed4
+from textgen.models.packed_config import Packed, read_packed
 from textgen.models.spec import DecoderSpec
 
 FAMILIES: Mapping[str, Callable[[Config], Described]] = MappingProxyType(
@@ -108,7 +108,7 @@ def _check_quantization(config: Config, architectures: list[str]) -> None:
         return
     section.ignore("modules_to_not_convert")
     method = section.text("quant_method", "unknown")
-    if (method == "mxfp4" and MXFP4 & set(architectures)) or read_fp8(section) or read_packed4(section):
+    if (method == "mxfp4" and MXFP4 & set(architectures)) or read_fp8(section) or read_packed(section):
         return
     raise ModelError(
         f"{config.where}: quantized weights are not supported yet in the form {method!r}; use the unquantized model"
@@ -121,10 +121,10 @@ def scaled_by(config: Config) -> Fp8 | None:
     return None if section is None else read_fp8(section)
 
 
-def packed_as(config: Config) -> Packed4 | None:
-    """How the weights of a model that was described are packed, where they are 4-bit numbers."""
+def packed_as(config: Config) -> Packed | None:
+    """How the weights of a model that was described are packed, where they are integers of 4 or 8 bits."""
     section = config.section("quantization_config")
-    return None if section is None else read_packed4(section)
+    return None if section is None else read_packed(section)
 
 
 def _check(spec: DecoderSpec, where: str) -> None:

@@ -27,6 +27,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
 PIECE = 4 << 20  # bytes copied at a time
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+INTEGERS = {torch.int32: "I32", torch.int8: "I8"}
 
 
 class _Index(msgspec.Struct):
@@ -78,7 +79,7 @@ class WeightFiles:
     def skip(self, part: Part) -> None:
         if not self.has(part.name):  # what is packed has other names
             return
-        stored = self._slice(part.name, part.stored, (*DTYPES, *fp8.DTYPES))
+        stored = self._slice(part.name, part.stored, (*DTYPES, *fp8.DTYPES, *INTEGERS.values()))
         self._progress.update(math.prod(part.kept) * _bytes(stored.get_dtype()))
 
     def _read_scaled(self, part: Part, stored: Any, into: Tensor) -> None:
@@ -124,9 +125,9 @@ class WeightFiles:
         self._progress.update(values.numel())
         return values
 
-    def read_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_integers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.int32) -> Tensor:
         """See `IntegerSource`."""
-        values: Tensor = self._slice(name, shape, ("I32",))[:]
+        values: Tensor = self._slice(name, shape, (INTEGERS[dtype],))[:]
         self._progress.update(values.nbytes)
         return values
 
@@ -163,7 +164,7 @@ def _copy(values: Tensor, into: Tensor) -> None:
 
 
 def _bytes(dtype: str) -> int:
-    return {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1}.get(dtype, 2)
+    return {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1}.get(dtype, 2)
 
 
 def _file_names(folder: Path) -> list[str]:

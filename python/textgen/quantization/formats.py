@@ -24,19 +24,11 @@ GPU_BLOCK_BYTES = {
 """The same of a GPU's kernels, which have 5 and 6 bits as 8."""
 GROUP = 32  # inputs that share a scale of a 4-bit weight
 
-OF_TGI = {
-    "awq": "a checkpoint that says so in its config.json is read without the flag",
-    "bitsandbytes": "use int8, which does the same: 8 bits while loading",
-    "bitsandbytes-fp4": "use int4: 4 bits while loading",
-    "bitsandbytes-nf4": "use int4: 4 bits while loading",
-    "compressed-tensors": "a checkpoint that says so in its config.json is read without the flag",
-    "eetq": "use int8, which does the same: 8 bits while loading",
-    "exl2": "checkpoints in EXL2's format are not read yet",
-    "fp8": "a checkpoint in 8-bit floating point is read without the flag",
-    "gptq": "a checkpoint that says so in its config.json is read without the flag",
-    "marlin": "checkpoints in Marlin's format are not read yet",
-}
-"""Names of Text Generation Inference that are refused, and what to do instead."""
+OF_TGI = {"bitsandbytes": "int8", "bitsandbytes-fp4": "int4", "bitsandbytes-nf4": "int4", "eetq": "int8"}
+"""Text Generation Inference's names of what is made while loading, and the format of as many bits."""
+STORED = ("awq", "compressed-tensors", "fp8", "gptq", "marlin")
+"""Its names of what checkpoints are stored in: these are read as they are. Of others fp8 makes 8 bits."""
+REFUSED = {"exl2": "checkpoints in EXL2's format are not read; take one in GPTQ's or AWQ's"}
 KV_CACHE_OF_OTHERS = {"fp8_e5m2": "use fp8, which is as small and keeps more of each number; or int8, which keeps most"}
 """The same of a cache's types, those of vLLM too."""
 KV_CACHE_NAMES = {"fp8_e4m3": "fp8", "fp8_e4m3fn": "fp8"}
@@ -52,8 +44,9 @@ class Blocks:
 
 
 def quantize_name(value: str) -> str:
-    """One of `NAMES`. Raises `ValueError` with the end of a sentence that says which there are."""
-    return _one_of(NAMES, OF_TGI, value)
+    """One of `NAMES` or `STORED`. Raises `ValueError` with the end of a sentence that says which there are."""
+    word = value.strip().lower()
+    return word if word in STORED else _one_of(NAMES, REFUSED, OF_TGI.get(word, word))
 
 
 def kv_cache_name(value: str) -> str:
@@ -123,5 +116,11 @@ def block_bytes(blocks: Blocks, size: int, kinds: Mapping[str, float] = BLOCK_BY
     return blocks.dense * size + int(packed)
 
 
-# Of a number, its share of a scale and a zero point included; the last two as a GPU has them, at most.
-BYTES = {"int8": 1 + 4 / 256, "int4": 0.5 + 2 / GROUP, "fp8": 1 + 4 / 128, "packed4": 0.5 + 3 / GROUP}
+# Of a number, its share of a scale and a zero point included; those of packed checkpoints at most.
+BYTES = {
+    "int8": 1 + 4 / 256,
+    "int4": 0.5 + 2 / GROUP,
+    "fp8": 1 + 4 / 128,
+    "packed4": 0.5 + 3 / GROUP,
+    "packed8": 1 + 2 / GROUP,
+}

@@ -36,6 +36,10 @@ class Int8Weight:
     def nbytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
 
+    def numbers(self) -> Tensor:
+        """[out, in] float32."""
+        return self.values.float() * self.scales[:, None]
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x is quantized row by row; the products of integers are exact."""
         flat = x.reshape(-1, x.shape[-1])

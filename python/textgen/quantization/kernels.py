@@ -1,13 +1,14 @@
 """Weights of few bits for a GPU: packed for its kernels when they are loaded.
 
 Other than on a processor, activations are not quantized: y = x @ (scale * (value - zero)).T, summed in float32. GGUF's
-blocks in 5 and 6 bits become 8 bits with a scale for 32 inputs: a number moves by 1/252 of its neighbours' largest.
+blocks in 5 and 6 bits become 8 bits with a scale for 32 inputs, and so do 8 bits with -128 among them: a number moves
+by 1/252 of its neighbours' largest.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,7 +35,7 @@ from textgen.quantization.integers import Int4Weight, Int8Weight, nibbles
 from textgen.quantization.k_blocks import K_TYPES, k_integers
 from textgen.quantization.mxfp4 import Mxfp4Weight
 from textgen.quantization.ordered import OrderedWeight
-from textgen.quantization.packed4 import Int4ZerosWeight
+from textgen.quantization.packed import Int4ZerosWeight
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class KernelFormat(WeightFormat):
                 return _stacked([self._packed(part, device, dtype) for part in parts])
             case OrderedWeight(of, order):
                 return OrderedWeight(self._packed(of, device, dtype), order.to(device))
-            case Fp8Weight() | BlockWeight():  # nothing that kernels multiply
+            case Fp8Weight() | BlockWeight() | Int8Weight():  # nothing that kernels multiply
                 return self.inner.of(weight.numbers().to(device, dtype))
         return weight
 
@@ -188,7 +189,7 @@ def _bricks(weight: Weight, device: torch.device) -> Bricks | None:
 def plain_of(weight: Weight, device: torch.device) -> Plain | None:
     match weight:
         case Int8Weight():
-            return _plain_int8(weight.values.to(device), weight.scales.to(device)[:, None], 0)
+            return _plain_rows(Int8Weight(weight.values.to(device), weight.scales.to(device)))
         case Int4Weight() | Int4ZerosWeight():
             zeros = weight.zeros.to(device) if isinstance(weight, Int4ZerosWeight) else None
             codes = nibbles(weight.pairs.to(device)).view(torch.uint8)
@@ -202,6 +203,15 @@ def plain_of(weight: Weight, device: torch.device) -> Plain | None:
         case Fp8Weight():
             return _plain_fp8(Fp8Weight(weight.values.to(device), weight.scales.to(device), weight.group))
     return None
+
+
+def _plain_rows(weight: Int8Weight) -> Plain | None:
+    """None where an integer is -128, which no magnitude of 7 bits is, and inputs are not in whole groups of others."""
+    outputs, inputs = weight.values.shape
+    if not bool((weight.values == -SIGN).any()):
+        return _plain_int8(weight.values, weight.scales[:, None], 0)
+    numbers = lambda rows: Int8Weight(weight.values[rows], weight.scales[rows]).numbers()  # noqa: E731
+    return None if inputs % HALF else _in_8_bits(outputs, inputs, numbers)
 
 
 def _plain_int8(values: Tensor, scales: Tensor, group: int) -> Plain:
@@ -219,48 +229,61 @@ def _plain_mxfp4(codes: Tensor, exponents: Tensor) -> Plain:
 
 def _plain_blocks(weight: BlockWeight, device: torch.device) -> Plain | None:
     """None where a scale is no number, or none of float16."""
-    there = BlockWeight(weight.kind, (weight.blocks.to(device),), weight.inputs)
-    plain = _plain_k(there) if weight.kind in K_TYPES else _plain_32(there)
+    plain = _plain_of_kind(BlockWeight(weight.kind, (weight.blocks.to(device),), weight.inputs))
     finite = [bool(each.isfinite().all()) for each in (plain.scales, plain.zeros) if each is not None]
     return plain if all(finite) else None
 
 
-def _plain_32(weight: BlockWeight) -> Plain:
-    """Of kinds with one scale for 32 integers, or floating point numbers of 4 bits."""
+def _plain_of_kind(weight: BlockWeight) -> Plain:
+    if weight.kind in K_TYPES:
+        return _plain_q4_k(weight) if weight.kind == "Q4_K" else _plain_k(weight)
     values, scales = weight.integers()
     if weight.kind == "MXFP4":
         return _plain_mxfp4(values.view(torch.uint8), scales.to(torch.uint8))
     if weight.kind == "Q4_0":
         return Plain("INT4", values.add_(8).view(torch.uint8), scales.half(), None, HALF)
-    if bool((values == -SIGN).any()):  # which no magnitude of 7 bits is
-        return _in_8_bits((values.unflatten(1, (-1, HALF)) * scales[..., None]).flatten(1))
+    if bool((values == -SIGN).any()):
+        groups = values.unflatten(1, (-1, HALF))
+        return _in_8_bits(
+            weight.outputs, weight.inputs, lambda rows: (groups[rows] * scales[rows][..., None]).flatten(1)
+        )
     return _plain_int8(values, scales.half(), HALF)
 
 
+def _plain_q4_k(weight: BlockWeight) -> Plain:
+    blocks = weight.blocks
+    codes = torch.empty((weight.outputs, weight.inputs), dtype=torch.uint8, device=blocks.device)
+    scales = torch.empty((weight.outputs, weight.inputs // HALF), dtype=torch.float16, device=blocks.device)
+    minima = torch.empty_like(scales)
+    for rows in _stretches(weight.outputs, weight.inputs):
+        made = k_integers(weight.kind, blocks[rows])
+        assert made.minima is not None
+        codes[rows], scales[rows], minima[rows] = made.values, made.scales, made.minima
+    return Plain("INT4", codes, scales, minima, HALF)
+
+
 def _plain_k(weight: BlockWeight) -> Plain:
-    """Stretch by stretch: what they stand for is far larger."""
-    device, groups = weight.views[0].device, (weight.outputs, weight.inputs // HALF)
-    exact = weight.kind == "Q4_K"
-    codes = torch.empty((weight.outputs, weight.inputs), dtype=torch.uint8, device=device)
-    scales = torch.empty(groups, dtype=torch.float16 if exact else torch.bfloat16, device=device)
-    minima = torch.empty_like(scales) if exact else None
-    for first, part in weight.stretches(max(STRETCH // weight.inputs, 1)):
-        rows, made = slice(first, first + part.outputs), k_integers(part.kind, part.blocks)
-        if minima is not None and made.minima is not None:
-            codes[rows], scales[rows], minima[rows] = made.values, made.scales, made.minima
-        else:
-            of_8_bits = _in_8_bits(made.numbers())
-            codes[rows], scales[rows] = of_8_bits.codes, of_8_bits.scales
-    return Plain("INT4" if exact else "INT8", codes, scales, minima, HALF)
+    blocks = weight.blocks
+    return _in_8_bits(weight.outputs, weight.inputs, lambda rows: k_integers(weight.kind, blocks[rows]).numbers())
 
 
-def _in_8_bits(numbers: Tensor) -> Plain:
-    """numbers [out, in] float32. Scales are rounded up, or the largest numbers would have no step."""
-    parts = numbers.unflatten(1, (-1, HALF))
-    scales = (parts.abs().amax(dim=-1) * ((1 + 2**-8) / (SIGN - 1))).bfloat16()
-    steps = torch.where(scales == 0, torch.inf, scales.float())
-    values = (parts / steps[..., None]).round_()
-    return _plain_int8(values.to(torch.int8).flatten(1), scales, HALF)
+def _in_8_bits(outputs: int, inputs: int, numbers: Callable[[slice], Tensor]) -> Plain:
+    """numbers: some rows, [rows, in] float32. Scales are rounded up, or the largest numbers would have no step."""
+    made = list[Plain]()
+    for rows in _stretches(outputs, inputs):
+        parts = numbers(rows).unflatten(1, (-1, HALF))
+        scales = (parts.abs().amax(dim=-1) * ((1 + 2**-8) / (SIGN - 1))).bfloat16()
+        steps = torch.where(scales == 0, torch.inf, scales.float())
+        values = (parts / steps[..., None]).round_()
+        made.append(_plain_int8(values.to(torch.int8).flatten(1), scales, HALF))
+    codes, scales = torch.cat([each.codes for each in made]), torch.cat([each.scales for each in made])
+    return Plain("INT8", codes, scales, None, HALF)
+
+
+def _stretches(outputs: int, inputs: int) -> Iterator[slice]:
+    """Rows at a time: what they stand for is far larger than what is kept."""
+    step = max(STRETCH // inputs, 1)
+    return (slice(first, min(first + step, outputs)) for first in range(0, outputs, step))
 
 
 def _plain_fp8(weight: Fp8Weight) -> Plain | None:

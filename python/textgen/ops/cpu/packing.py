@@ -18,7 +18,7 @@ from textgen.quantization.blocks import BlockWeight
 from textgen.quantization.cache import KeptWeight, MappedWeight
 from textgen.quantization.integers import Int4Weight, Int8Weight
 from textgen.quantization.mxfp4 import Mxfp4Weight
-from textgen.quantization.packed4 import Int4ZerosWeight
+from textgen.quantization.packed import Int4ZerosWeight
 from textgen.quantization.stored import DeferredWeight, StoredWeight
 
 FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 5}
