@@ -27,6 +27,7 @@ LEFT = ("embed", "lm_head", "norm", "gate.weight", "correction")  # what such ch
 BLOCKS = (16, 32)  # divide neither 96 rows nor 24
 DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCKS)}
 WHOLE = {"quant_method": "fp8", "activation_scheme": "static"}
+FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
 
 
 def compressed(strategy: str, **weights: Any) -> dict[str, Any]:
@@ -57,7 +58,9 @@ def pack(folder: Path, section: dict[str, Any]) -> PreTrainedModel:
     stored, plain = {}, {}
     block = section.get("weight_block_size")
     strategy = "block" if block else "tensor"
-    if section["quant_method"] != "fp8":
+    if section["quant_method"] == "fbgemm_fp8":
+        strategy = "channel"
+    if section["quant_method"] == "compressed-tensors":
         weights = section["config_groups"]["group_0"]["weights"]
         strategy, block = weights["strategy"], weights.get("block_structure")
     name_of_scale = "_scale_inv" if section.get("weight_block_size") else "_scale"
@@ -87,6 +90,7 @@ def pack(folder: Path, section: dict[str, Any]) -> PreTrainedModel:
         ("Qwen3MoeForCausalLM", DEEPSEEK),
         ("Phi3ForCausalLM", compressed("channel")),
         ("LlamaForCausalLM", compressed("tensor")),
+        ("LlamaForCausalLM", FBGEMM),
         ("Qwen3ForCausalLM", compressed("block", block_structure=list(BLOCKS))),
     ],
 )

@@ -275,6 +275,33 @@ def test_what_compressed_tensors_may_not_say(said: dict[str, Any], words: str, t
         load(tmp_path)
 
 
+AUTO_ROUND: dict[str, Any] = {"quant_method": "auto-round", "autoround_version": "0.9.2", "data_type": "int", "iters": 200, "sym": True,
+              "extra_config": {"lm_head": {"bits": 16}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "packing"), [("gptq", "auto_round:auto_gptq"), ("awq", "auto_round:auto_awq")])
+@torch.inference_mode()
+def test_auto_round_stores_as_others_do(method: str, packing: str, tmp_path: Path) -> None:
+    numbers = load(quantized(tmp_path, method, True, packing_format=packing, **AUTO_ROUND))
+    for ours, plain in zip(load(tmp_path).layers, numbers.layers, strict=True):
+        weight, exact = (cast(Any, each.block).mlp.down.weight for each in (ours, plain))
+        assert isinstance(weight, Int4Weight)
+        torch.testing.assert_close(weight.numbers(), exact.values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"packing_format": "auto_round:llm_compressor"}, "not supported yet in the form 'auto-round'"),
+        ({"data_type": "mx_fp"}, "'data_type' is 'mx_fp'"),
+    ],
+)
+def test_auto_rounds_other_forms_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    quantized(tmp_path, "gptq", True, **AUTO_ROUND | changes)
+    with pytest.raises(ModelError, match=words):
+        load(tmp_path)
+
+
 @torch.inference_mode()
 def test_layers_that_a_checkpoint_left_alone_are_dense(tmp_path: Path) -> None:
     """A matrix of several too."""

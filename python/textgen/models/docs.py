@@ -69,15 +69,18 @@ behind the last that only draft tokens are left out. Each architecture is held a
 
 ## 8-bit and 4-bit checkpoints
 
-Weights in 8-bit floating point (`quant_method` `fp8`, by blocks as DeepSeek's and Qwen's or whole matrices; and
-`compressed-tensors` in the formats `float-quantized` and `naive-quantized`, by matrix, row or block) become numbers of
-the server's `--dtype` as they are read: they take the memory of the unquantized model. On a GPU they stay in 8 bits
-(scales by blocks of 32 inputs or a multiple of 64). gpt-oss may have MXFP4 for its experts, which is multiplied as it
-is. So are integers: 4 bits of AWQ, 4 and 8 of GPTQ, and `compressed-tensors` in the formats `pack-quantized` (4 and 8)
-and `int-quantized` (8), with a scale for 32, 64 or 128 inputs, for each output or for all. 8 bits with zero points
-become numbers of `--dtype`. How activations were to be quantized changes nothing: a processor makes 8 bits of them row
-by row (or group by group), a GPU leaves them as they are. Which experts become numbers of `--dtype` on a GPU
-nevertheless, [its page](gpu.md#serving) says. Any other method (bitsandbytes) is refused by its name.
+Weights in 8-bit floating point (`quant_method` `fp8`, by blocks as DeepSeek's and Qwen's or whole matrices;
+`compressed-tensors` in the formats `float-quantized` and `naive-quantized`, by matrix, row or block; and `fbgemm_fp8`,
+by row) become numbers of the server's `--dtype` as they are read: they take the memory of the unquantized model. On a
+GPU they stay in 8 bits (scales by blocks of 32 inputs or a multiple of 64). gpt-oss may have MXFP4 for its experts,
+which is multiplied as it is.
+
+So are integers: 4 bits of AWQ, 4 and 8 of GPTQ (AutoRound's in either form too), and `compressed-tensors` in the
+formats `pack-quantized` (4 and 8) and `int-quantized` (8), with a scale for 32, 64 or 128 inputs, for each output or
+for all. 8 bits with zero points become numbers of `--dtype`. How activations were to be quantized changes nothing: a
+processor makes 8 bits of them row by row (or group by group), a GPU leaves them as they are. Which experts become
+numbers of `--dtype` on a GPU nevertheless, [its page](gpu.md#serving) says. Any other method (bitsandbytes) is refused
+by its name.
 
 ## Rotary forms
 

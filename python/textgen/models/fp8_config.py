@@ -1,7 +1,7 @@
 """What configs say of checkpoints with 8-bit floating point numbers and scales.
 
 DeepSeek's and Hugging Face's form (`fp8`) has a scale for each block of a matrix or for all of it; `compressed-tensors`
-has one for all of it, for each row, or for each block.
+has one for all of it, for each row, or for each block; FBGEMM's (`fbgemm_fp8`) for each row.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def read_fp8(section: Config) -> Fp8 | None:
         section.ignore("activation_scheme", "modules_to_not_convert", "ignored_layers", "dequantize", "scale_fmt")
         section.require("fmt", "e4m3")
         return Fp8(_block(section, "weight_block_size"))
+    if method == "fbgemm_fp8":
+        section.ignore("activation_scale_ub", "modules_to_not_convert")
+        return Fp8()
     if method != METHOD or section.text("format", "") not in FORMATS:
         return None
     blocks = set()

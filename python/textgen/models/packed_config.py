@@ -13,6 +13,7 @@ from textgen.models.errors import ModelError
 GROUPS = (32, 64, 128)
 ALL = -1  # inputs that share a scale, as configs say it
 FORMATS = ("pack-quantized", "int-quantized")  # of compressed-tensors: several in an integer of 32 bits, or one by one
+AUTO_ROUND = "auto_round:"  # before the names of other forms that it stores
 # How the weights were found, which changes nothing of how they are multiplied.
 _UNUSED = """backend batch_size block_name_to_quantize cache_block_outputs damp_percent dataset desc_act disable_exllama
 dynamic exllama_config hyb_act is_marlin_format lm_head max_input_length meta model_file_base_name model_name_or_path
@@ -37,6 +38,8 @@ def read_packed(section: Config) -> Packed | None:
     method = section.text("quant_method", "unknown")
     if method == METHOD and section.text("format", "") in FORMATS:
         return _compressed(section)
+    if method == "auto-round":
+        method = _auto_round(section)
     if method not in ("gptq", "awq"):
         return None
     if not section.has("bits"):
@@ -54,6 +57,14 @@ def read_packed(section: Config) -> Packed | None:
     section.ignore(*_UNUSED)
     newer = section.text("checkpoint_format", "gptq") == "gptq_v2"
     return Packed("gptq", bits, group, 0 if newer else 1)
+
+
+def _auto_round(section: Config) -> str:
+    """Whose form AutoRound stored its integers in. How it found them, and what it left alone, the tensors say."""
+    section.require("data_type", "int")
+    packing = section.text("packing_format", f"{AUTO_ROUND}auto_gptq").removeprefix(AUTO_ROUND)
+    section.items()
+    return {"auto_gptq": "gptq", "auto_awq": "awq"}.get(packing, "unknown")
 
 
 def _compressed(section: Config) -> Packed:
