@@ -275,8 +275,10 @@ def test_what_compressed_tensors_may_not_say(said: dict[str, Any], words: str, t
         load(tmp_path)
 
 
-AUTO_ROUND: dict[str, Any] = {"quant_method": "auto-round", "autoround_version": "0.9.2", "data_type": "int", "iters": 200, "sym": True,
-              "extra_config": {"lm_head": {"bits": 16}}}  # fmt: skip
+AUTO_ROUND: dict[str, Any] = {
+    "quant_method": "auto-round", "autoround_version": "0.9.2", "data_type": "int", "iters": 200, "sym": True,
+    "extra_config": {"lm_head": {"bits": 16}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "packing"), [("gptq", "auto_round:auto_gptq"), ("awq", "auto_round:auto_awq")])
