@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,25 +15,19 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmark.gpu.ceilings import Ceilings
-from benchmark.gpu.numbers import medians, pairs
+from benchmark.gpu.numbers import pairs
 from benchmark.gpu.places import Place
 from benchmark.gpu.shapes import SHAPES
-from benchmark.gpu.tasks import Collected, Found, NotMeasured, Task
+from benchmark.gpu.tasks import Collected, Found, Task
+from benchmark.gpu.turns import Turns, beside
 from benchmark.report import Row
-from textgen.ops import AttentionForm, Ops, SegmentLayout, select_ops
+from textgen.ops import AttentionForm, Ops, SegmentLayout
 from textgen.ops.cuda.flash import FA2_PAGE, FlashMissing, FlashOps, find_flash
-from textgen.shard.accelerator import Accelerator, CaptureError
-from textgen.shard.assembly import open_accelerator
-from textgen.shard.settings import ShardSettings
 
 BLOCK = 16
 RUN = FA2_PAGE // BLOCK  # blocks that lie together, so that flash-attn takes the same memory as pages of its own
-REPEATS = 10  # of each turn
-WITHIN = 2**-5  # of what numbers of bfloat16 may be apart
 OF_SHEET = {"llama-8b": 0.8}  # of the data sheet's bandwidth
 CHUNK = 2048  # tokens of a prompt's later chunk
-
-Work: TypeAlias = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -87,18 +81,16 @@ def make_cache(sequences: int, length: int, sizes: Sizes, place: Place) -> Cache
 class Programs:
     """Who attends, over the same query [sequences * length, heads, dim] and cache: by name."""
 
-    def __init__(self, sizes: Sizes, place: Place) -> None:
+    def __init__(self, sizes: Sizes, turns: Turns) -> None:
         self._sizes, self._form = sizes, AttentionForm(sizes.dim**-0.5)
-        self._accelerator, self._ops = _open(place)
-        self._flash: Ops | None = None
-        self.missing: list[str] = []
-        kernels = None if self._accelerator is None else self._accelerator.kernels
+        self._ops, self._flash = turns.ops, None
+        kernels = None if turns.accelerator is None else turns.accelerator.kernels
         try:
             if kernels is None:
                 raise FlashMissing("no kernels run here")
             self._flash = FlashOps(kernels, find_flash(FA2_PAGE, torch.bfloat16))
         except FlashMissing as error:
-            self.missing.append(f"flash-attn beside us: {error}.")
+            turns.missing.append(f"flash-attn beside us: {error}.")
 
     def over(self, query: Tensor, cache: Cache, start: int, length: int) -> dict[str, Callable[[], Tensor]]:
         """Each gives [sequences * length, heads * dim]."""
@@ -134,107 +126,41 @@ class Programs:
 
         return attend
 
-    def captured(self, work: Work) -> Work:
-        """As a graph where that is possible: what Python takes is no part of attention."""
-        if self._accelerator is None or self._accelerator.kernels is None:
-            return work
-        try:
-            return self._accelerator.capture(lambda: _ignored(work()))
-        except CaptureError as error:
-            self.missing.append(f"Not captured, so that launches are measured with it: {error}.")
-            return work
-
-
-def _ignored(_: object) -> None:
-    return None
-
-
-def _open(place: Place) -> tuple[Accelerator | None, Ops]:
-    if place.kind == "cpu":
-        return None, select_ops()
-    settings = ShardSettings(
-        model_dir="", dtype="bfloat16", device="cuda", num_blocks=1, block_size=BLOCK, max_slots=1, max_batch_tokens=1,
-        max_context=BLOCK, attention="native",
-    )  # fmt: skip
-    return open_accelerator(settings, torch.bfloat16)
-
 
 @torch.inference_mode()
 def measure(task: Task, place: Place, ceilings: Ceilings) -> Found:
-    sizes, found = Sizes.of(task.shape), Collected()
-    programs = Programs(sizes, place)
+    sizes, found, turns = Sizes.of(task.shape), Collected(), Turns(place, task.rounds, BLOCK)
+    programs = Programs(sizes, turns)
     for batch in task.batches:
-        found.rows += _single(task, place, ceilings, programs, sizes, batch)
+        found.rows += _single(task, turns, ceilings, programs, sizes, batch)
     for tokens in task.prompts:
-        found.rows += _chunk(task, place, ceilings, programs, sizes, 0, tokens)
+        found.rows += _chunk(task, turns, ceilings, programs, sizes, 0, tokens)
     longest = max(task.prompts)
     if longest > CHUNK:
-        found.rows += _chunk(task, place, ceilings, programs, sizes, longest - CHUNK, CHUNK)
-    found.notes += sorted(set(programs.missing))
+        found.rows += _chunk(task, turns, ceilings, programs, sizes, longest - CHUNK, CHUNK)
+    found.notes += sorted(set(turns.missing))
     return found.found()
 
 
-def _single(task: Task, place: Place, ceilings: Ceilings, programs: Programs, sizes: Sizes, batch: int) -> list[Row]:
-    """A token of each sequence; over so many caches in turn that none is in the device's own when it comes again."""
-    read = 2 * batch * task.context * sizes.kv_heads * sizes.dim * 2  # bytes
-    caches = [make_cache(batch, task.context, sizes, place) for _ in range(1 + 4 * place.cache_bytes // read)]
+def _single(task: Task, turns: Turns, ceilings: Ceilings, programs: Programs, sizes: Sizes, batch: int) -> list[Row]:
+    """A token of each sequence."""
+    read, place = 2 * batch * task.context * sizes.kv_heads * sizes.dim * 2, turns.place  # bytes
+    caches = [make_cache(batch, task.context, sizes, place) for _ in range(turns.copies(read))]
     query = torch.randn(batch, sizes.heads, sizes.dim, device=place.device).to(torch.bfloat16)
-    over = [programs.over(query, cache, task.context - 1, 1) for cache in caches]
-    took = _turns(task, place, programs, over)
+    took = turns.seconds("attention", [programs.over(query, cache, task.context - 1, 1) for cache in caches])
     case = f"{task.shape}, attention of {batch} tokens over {task.context}"
     rows = ceilings.bandwidth_rows(case, "cache read", read / took["textgen"], OF_SHEET.get(task.shape))
-    return rows + _beside(case, took)
+    return rows + beside(case, took)
 
 
 def _chunk(
-    task: Task, place: Place, ceilings: Ceilings, programs: Programs, sizes: Sizes, start: int, length: int
+    task: Task, turns: Turns, ceilings: Ceilings, programs: Programs, sizes: Sizes, start: int, length: int
 ) -> list[Row]:
-    cache = make_cache(1, start + length, sizes, place)
-    query = torch.randn(length, sizes.heads, sizes.dim, device=place.device).to(torch.bfloat16)
-    took = _turns(task, place, programs, [programs.over(query, cache, start, length)])
+    cache = make_cache(1, start + length, sizes, turns.place)
+    query = torch.randn(length, sizes.heads, sizes.dim, device=turns.place.device).to(torch.bfloat16)
+    took = turns.seconds("attention", [programs.over(query, cache, start, length)])
     done = 4.0 * sizes.heads * sizes.dim * pairs(start, length) / took["textgen"] / 1e12
     behind = f" behind {start}" if start else ""
     case = f"{task.shape}, attention of a chunk of {length}{behind}"
     row = Row(case, "products", "TFLOP/s", done, "matrices", None, ceilings.rate / 1e12)
-    return [row, *_beside(case, took)]
-
-
-def _turns(
-    task: Task, place: Place, programs: Programs, over: list[dict[str, Callable[[], Tensor]]]
-) -> dict[str, float]:
-    """Median seconds of one call of each. Raises `NotMeasured` where they do not say the same."""
-    said = {name: call().float() for name, call in over[0].items()}  # also what must run once before it is captured
-    for name, out in said.items():
-        off = ((out - said["torch"]).abs() / (1 + said["torch"].abs())).nan_to_num(nan=float("inf")).max()
-        if off > WITHIN:
-            raise NotMeasured(f"attention of {name} is {off:.1e} from torch's; run make gpu-check")
-
-    def all_of(name: str) -> Work:
-        calls = [each[name] for each in over]
-        for call in calls:
-            call()
-
-        def work() -> None:
-            for call in calls:
-                call()
-
-        return work
-
-    repeats = 1 if place.rehearsal else REPEATS
-
-    def repeated(work: Work) -> Work:
-        def again() -> None:
-            for _ in range(repeats):
-                work()
-
-        return again
-
-    turns = {name: repeated(programs.captured(all_of(name))) for name in over[0]}
-    found = medians(turns, task.rounds, place.seconds)
-    return {name: seconds / repeats / len(over) for name, seconds in found.items()}
-
-
-def _beside(case: str, took: dict[str, float]) -> list[Row]:
-    ours, versions = took["textgen"] * 1e6, {"torch": torch.__version__}
-    peers = {name: seconds * 1e6 for name, seconds in took.items() if name != "textgen"}
-    return [Row(case, "time", "us", ours, peer, versions.get(peer), theirs) for peer, theirs in peers.items()]
+    return [row, *beside(case, took)]

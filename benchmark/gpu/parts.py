@@ -54,6 +54,7 @@ class Part:
 PARTS = {
     "decode": Part("decode", True, mixtures=True),
     "attention": Part("attention", False),
+    "products": Part("products", False),
     "prompt": Part("prompt", True, mixtures=True),
     "trace": Part("trace", False),
     "peers": Part("peers", False),

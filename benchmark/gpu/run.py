@@ -34,7 +34,10 @@ FAILED, WRONG, NO_GPU = 1, 2, 3
 BUILD = ROOT / "build" / "bench-gpu"
 ENDING = 60.0  # seconds that a part has to end its servers
 # Of each part, where --batches does not say: decoding and the trace as they are to be told, attention up to the most.
-BATCHES = {"decode": (1, 8, 64, 256), "attention": (8, 32, 128, 512), "trace": (1, 64), "peers": (1, 32)}
+BATCHES = {
+    "decode": (1, 8, 64, 256), "attention": (8, 32, 128, 512), "products": (1, 8, 16, 32, 64, 256), "trace": (1, 64),
+    "peers": (1, 32),
+}  # fmt: skip
 PROMPTS = (2048, 8192)
 CLIENTS = (1, 8, 32, 128, 256)
 
@@ -45,6 +48,10 @@ def main(arguments: Sequence[str] | None = None, launch: Launch | None = None) -
     if given.device == "cuda" and not torch.cuda.is_available() and launch is None:
         print(f"no GPU: torch {torch.__version__} finds none that it can use; see nvidia-smi", file=sys.stderr)
         return NO_GPU
+    if not tasks(given):
+        mixtures = ", ".join(name for name, part in PARTS.items() if part.mixtures)
+        print(f"error: of mixtures alone {mixtures} are measured; give another of --parts or --shapes", file=sys.stderr)
+        return WRONG
     deadline = time.monotonic() + 60 * given.minutes
     words = sys.argv[1:] if arguments is None else list(arguments)
     call = Call(_command(words), _commit(), given.device == "cpu")

@@ -133,6 +133,11 @@ def test_mixtures_are_measured_where_experts_count() -> None:
     assert found == [*(("decode", shape) for shape in both), ("peers", "tiny"), *(("prompt", shape) for shape in both)]
 
 
+def test_mixtures_alone_have_few_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main("--device cpu --shapes tiny-moe --parts trace,peers".split()) == run.WRONG
+    assert "of mixtures alone decode, prompt are measured" in capsys.readouterr().err
+
+
 def test_of_experts_those_are_counted_that_are_chosen(models: Path) -> None:
     runner = make_runner(task_of("decode", models, shape="tiny-moe"), 1, 64, 16)
     assert isinstance(runner.model, Decoder)

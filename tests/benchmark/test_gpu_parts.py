@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.gpu import attention, parts, run, trace
+from benchmark.gpu import attention, parts, products, run, trace, turns
 from benchmark.gpu.ceilings import Ceilings
 from benchmark.gpu.parts import PARTS, Result
 from benchmark.gpu.places import Place, find_place
@@ -19,6 +19,7 @@ from benchmark.gpu.tasks import NotMeasured, Task
 from benchmark.report import load
 from tests.seeds import fresh_seed
 from textgen.ops.cuda.ops import CudaOps
+from textgen.quantization.kernels import KernelWeight
 from textgen.shard import graphs
 
 from ..ops.cuda.conftest import BUILT
@@ -87,6 +88,12 @@ def test_a_processor_rehearses_in_several_calls(
     assert len(list(tmp_path.glob("*-trace-tiny-bf16-?.png"))) == 2
 
 
+def test_products_that_err_are_not_timed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelWeight, "multiply", lambda self, x, bias: x.new_zeros(len(x), self.outputs))
+    with pytest.raises(NotMeasured, match="a product of textgen is .* from torch's"):
+        products.measure(task_of("products", models, batches=(1,), prompts=(24,)), CPU, Ceilings(1, None, 1))
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     """What parts open as their GPU: the stand-in."""
@@ -100,10 +107,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
         found.append(StandIn(kernels, rng))
         return found[-1], CudaOps(kernels)
 
-    for module in ("benchmark.gpu.attention", "textgen.shard.start"):
+    for module in ("benchmark.gpu.turns", "textgen.shard.start"):
         monkeypatch.setattr(f"{module}.open_accelerator", open_stand_in)
     monkeypatch.setattr(graphs, "SPACING", 1)
-    monkeypatch.setattr(attention, "REPEATS", 2)
+    monkeypatch.setattr(turns, "REPEATS", 2)
     return found
 
 
@@ -129,6 +136,26 @@ def test_flash_attn_attends_to_the_same_memory(
     found = attention.measure(task, STAND_IN, Ceilings(1e9, None, 1e9))
     assert {row.peer for row in found.rows if row.metric == "time"} == {"torch", "flash-attn"}
     assert not found.notes and opened[0].captured == 6
+
+
+def test_products_of_every_kind(models: Path) -> None:
+    task = task_of("products", models, batches=(1,), prompts=(24,))
+    found = products.measure(task, CPU, Ceilings(1e9, None, 1e9))
+    assert not found.notes and all(row.ours > 0 for row in found.rows)
+    cases = {row.case for row in found.rows}
+    assert len(cases) == 4 * len(products.KINDS)
+    assert "tiny, Q4_K, 1 x 64 x 256" in cases and "tiny, fp8, 24 x 128 x 64" in cases
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "fp8"])
+def test_products_on_the_stand_in(
+    name: str, models: Path, opened: list[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "KINDS", {name: products.KINDS[name]})
+    task = task_of("products", models, device="cuda", batches=(2,), prompts=(24,))
+    found = products.measure(task, STAND_IN, Ceilings(1e9, None, 1e9))
+    assert {row.metric for row in found.rows} == {"read", "products", "time"} and not found.notes
+    assert opened[0].captured == 8
 
 
 def test_what_was_begun_is_ended_when_the_minutes_are_over(
