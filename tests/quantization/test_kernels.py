@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.models import test_fp8
@@ -30,6 +30,7 @@ from textgen.models.decoder import Decoder
 from textgen.models.load import load_model
 from textgen.models.weights import WeightFiles
 from textgen.ops import select_ops
+from textgen.ops.cuda.bricks import Kind
 from textgen.parallel import Parallel
 from textgen.quantization.blocks import BlockWeight, StackedWeight
 from textgen.quantization.formats import BYTES, GPU_BLOCK_BYTES
@@ -206,14 +207,49 @@ def assert_experts(ours: Decoder, theirs: Decoder, form: str) -> None:
             torch.testing.assert_close(numbers.to(BF16), other.values, rtol=2**-7, atol=0)
 
 
+@pytest.mark.parametrize(("method", "bits"), [("awq", 4), ("pack", 4), ("gptq", 8)])
 @torch.inference_mode()
-def test_experts_in_four_bits(device: HostDevice, tmp_path: Path) -> None:
+def test_experts_in_few_bits(device: HostDevice, method: str, bits: int, tmp_path: Path) -> None:
     """One product multiplies all of them."""
-    numbers = quantized(tmp_path, "awq", False, "none", MIXTURE)
+    numbers = quantized(tmp_path, method, method == "gptq", "none", MIXTURE, bits=bits)
+    if method == "gptq":
+        without_128(tmp_path, numbers)
     ours, theirs = both(tmp_path, numbers, device)
-    assert_experts(ours, theirs, "INT4")
+    assert_experts(ours, theirs, "INT4" if bits == 4 else "INT8")
     assert_alike(ours, theirs)
     assert "grouped_linear" not in device.launches
+
+
+def without_128(folder: Path, numbers: Path, some: str = "") -> None:
+    """Of 8 bits the least one more, in tensors with that in their names."""
+    tensors, plain = (load_file(each / "model.safetensors") for each in (folder, numbers))
+    for name in [name for name in plain if some in name and name.endswith("_proj.weight")]:
+        words = tensors.get(name.replace(".weight", ".qweight"))  # of GPTQ; of others there are integers
+        if words is None:
+            values, scales = tensors[name].clamp_(min=-127), tensors[f"{name}_scale"]
+        else:
+            stored = words.view(torch.uint8).clamp_(min=1)
+            values = stored.view(-1, words.shape[1], 4).transpose(1, 2).flatten(0, 1).t() - 128.0
+            scales = tensors[name.replace(".weight", ".scales")].t().repeat_interleave(32, dim=1)
+        plain[name] = (values.float() * scales.float()).to(plain[name].dtype).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(plain, numbers / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize(("method", "group"), [("int", -1), ("gptq", 32)])
+@torch.inference_mode()
+def test_experts_in_8_bits_with_minus_128(
+    device: HostDevice, method: str, group: int, some: bool, tmp_path: Path
+) -> None:
+    """In all of them or in some alone, they are of one form."""
+    numbers = quantized(tmp_path, method, True, "none", MIXTURE, bits=8, group=group)
+    if some:
+        without_128(tmp_path, numbers, ".experts.1.")
+    ours, theirs = both(tmp_path, numbers, device)
+    for made in expert_matrices(ours):
+        assert isinstance(made, KernelExperts) and made.bricks.kind == Kind("INT8", 32, BF16, None)
+    assert_alike(ours, theirs)
 
 
 @torch.inference_mode()

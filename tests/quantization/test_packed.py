@@ -180,17 +180,21 @@ def test_weights_are_those_that_were_stored(
     assert float(missed.median()) < 5e-2  # a product gone wrong misses by all of it
 
 
-@pytest.mark.parametrize(("method", "symmetric"), [("gptq", True), ("gptq", False), ("awq", False)])
+@pytest.mark.parametrize(
+    ("method", "bits", "group", "symmetric", "kind"), [form for form in FORMS if form[2] == 32 or form[0] == "int"]
+)
 @torch.inference_mode()
-def test_experts_stay_in_four_bits(method: str, symmetric: bool, tmp_path: Path) -> None:
-    """Also where some of them alone need no zero points."""
-    numbers, model = load(quantized(tmp_path, method, symmetric, architecture=MIXTURE)), load(tmp_path)
+def test_experts_stay_in_few_bits(
+    method: str, bits: int, group: int, symmetric: bool, kind: type[Weight], tmp_path: Path
+) -> None:
+    numbers = load(quantized(tmp_path, method, symmetric, architecture=MIXTURE, bits=bits, group=group))
+    model = load(tmp_path)
     for ours, plain in zip(model.layers, numbers.layers, strict=True):
         for name in ("up", "down"):
             both = (getattr(cast(Any, each.block).mlp, name).each for each in (ours, plain))
             for weight, exact in zip(*both, strict=True):
-                assert isinstance(weight, Int4Weight if symmetric else Int4ZerosWeight)
-                x = torch.randn(3, weight.inputs)
+                assert isinstance(weight, kind)
+                x = torch.randn(3, exact.values.shape[1])
                 expected = exact.multiply(x, None)
                 assert (weight.multiply(x, None) - expected).norm() < 0.02 * expected.norm()
     expected = logits(model, 4)

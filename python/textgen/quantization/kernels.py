@@ -116,6 +116,8 @@ class KernelFormat(WeightFormat):
             return None
         each = matrices.each
         whole = stack((_bricks(weight, context.device) for weight in each), len(each))
+        if whole is None:  # perhaps some of them alone have an integer of -128
+            whole = stack((_in_groups(weight, context.device) for weight in each), len(each))
         return KernelExperts(whole, self.linears) if whole is not None and whole.inputs % 8 == 0 else None
 
     def read_numbers(self, context: LoadContext, part: Part, into: Tensor) -> None:
@@ -186,10 +188,21 @@ def _bricks(weight: Weight, device: torch.device) -> Bricks | None:
     return None if plain is None else pack(plain)
 
 
+def _in_groups(weight: Weight, device: torch.device) -> Bricks | None:
+    """Of 8 bits, the form that those with an integer of -128 have."""
+    match weight:
+        case Int8Weight(values, scales) if values.shape[1] % HALF == 0:
+            return pack(_scaled_anew(values.to(device), scales.to(device)[:, None]))
+        case BlockWeight(kind="Q8_0"):
+            values, scales = weight.integers()
+            return pack(_scaled_anew(values.to(device), scales.to(device)))
+    return None
+
+
 def plain_of(weight: Weight, device: torch.device) -> Plain | None:
     match weight:
         case Int8Weight():
-            return _plain_rows(Int8Weight(weight.values.to(device), weight.scales.to(device)))
+            return _plain_rows(weight.values.to(device), weight.scales.to(device)[:, None])
         case Int4Weight() | Int4ZerosWeight():
             zeros = weight.zeros.to(device) if isinstance(weight, Int4ZerosWeight) else None
             codes = nibbles(weight.pairs.to(device)).view(torch.uint8)
@@ -205,13 +218,11 @@ def plain_of(weight: Weight, device: torch.device) -> Plain | None:
     return None
 
 
-def _plain_rows(weight: Int8Weight) -> Plain | None:
-    """None where an integer is -128, which no magnitude of 7 bits is, and inputs are not in whole groups of others."""
-    outputs, inputs = weight.values.shape
-    if not bool((weight.values == -SIGN).any()):
-        return _plain_int8(weight.values, weight.scales[:, None], 0)
-    numbers = lambda rows: Int8Weight(weight.values[rows], weight.scales[rows]).numbers()  # noqa: E731
-    return None if inputs % HALF else _in_8_bits(outputs, inputs, numbers)
+def _plain_rows(values: Tensor, scales: Tensor) -> Plain | None:
+    """values [out, in] int8, scales [out, 1]. None where they are to be scaled anew and are not in whole groups."""
+    if not bool((values == -SIGN).any()):  # which no magnitude of 7 bits is
+        return _plain_int8(values, scales, 0)
+    return None if values.shape[1] % HALF else _scaled_anew(values, scales)
 
 
 def _plain_int8(values: Tensor, scales: Tensor, group: int) -> Plain:
@@ -243,10 +254,7 @@ def _plain_of_kind(weight: BlockWeight) -> Plain:
     if weight.kind == "Q4_0":
         return Plain("INT4", values.add_(8).view(torch.uint8), scales.half(), None, HALF)
     if bool((values == -SIGN).any()):
-        groups = values.unflatten(1, (-1, HALF))
-        return _in_8_bits(
-            weight.outputs, weight.inputs, lambda rows: (groups[rows] * scales[rows][..., None]).flatten(1)
-        )
+        return _scaled_anew(values, scales)
     return _plain_int8(values, scales.half(), HALF)
 
 
@@ -265,6 +273,12 @@ def _plain_q4_k(weight: BlockWeight) -> Plain:
 def _plain_k(weight: BlockWeight) -> Plain:
     blocks = weight.blocks
     return _in_8_bits(weight.outputs, weight.inputs, lambda rows: k_integers(weight.kind, blocks[rows]).numbers())
+
+
+def _scaled_anew(values: Tensor, scales: Tensor) -> Plain:
+    """values [out, in] int8, scales [out, groups] float32."""
+    groups, (outputs, inputs) = values.unflatten(1, (scales.shape[1], -1)), values.shape
+    return _in_8_bits(outputs, inputs, lambda rows: (groups[rows] * scales[rows][..., None]).flatten(1))
 
 
 def _in_8_bits(outputs: int, inputs: int, numbers: Callable[[slice], Tensor]) -> Plain:
