@@ -13,11 +13,29 @@ constexpr int keys_of(int queries) {
   return keys;
 }
 
+TG_INLINE void store_sums(const Vec (&part)[kLanes], float *to) { store(to, sums(part)); }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Where registers are few, what is done with leaves them before the next keys come: else GCC has the sums of those in memory.
+constexpr bool kFolds = true;
+TG_INLINE void store_sums(const Vec (&part)[2], float *to) {
+  const __m256 a = _mm256_hadd_ps(part[0], part[1]);
+  const __m128 halves = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  _mm_storel_pi(reinterpret_cast<__m64 *>(to), _mm_hadd_ps(halves, halves));
+}
+TG_INLINE void store_sums(const Vec (&part)[4], float *to) {
+  const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(part[0], part[1]), _mm256_hadd_ps(part[2], part[3]));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+}
+#else
+constexpr bool kFolds = false;
+#endif
+
 // The products of so many queries, `stride` apart, with kLanes keys, to `scores`, kUnit apart; all begin at whole vectors and are
 // padded with zeros.
 template <int queries, typename T>
 TG_INLINE void products(const float *query, int64_t stride, const T *const *keys, int64_t dim, float *scores) {
   constexpr int kKeys = keys_of(queries);
+  constexpr bool kAtOnce = kFolds || kKeys == kLanes;
   Vec total[queries][kLanes];
 #pragma GCC unroll 8
   for (int first = 0; first < kLanes; first += kKeys) {
@@ -32,10 +50,15 @@ TG_INLINE void products(const float *query, int64_t stride, const T *const *keys
     }
 #pragma GCC unroll 4
     for (int r = 0; r < queries; r++) {
+      if constexpr (kAtOnce) {
+        store_sums(part[r], scores + r * kUnit + first);
+      } else {
 #pragma GCC unroll 16
-      for (int i = 0; i < kKeys; i++) total[r][first + i] = part[r][i];
+        for (int i = 0; i < kKeys; i++) total[r][first + i] = part[r][i];
+      }
     }
   }
+  if constexpr (kAtOnce) return;
 #pragma GCC unroll 4
   for (int r = 0; r < queries; r++) store(scores + r * kUnit, sums(total[r]));
 }
