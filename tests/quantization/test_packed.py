@@ -236,8 +236,15 @@ def test_the_launcher_counts_integers(method: str, bits: int, tmp_path: Path) ->
 
 
 def test_the_launcher_counts_integers_one_by_one(tmp_path: Path) -> None:
+    """What says how activations were to be quantized is none of the weights."""
     plain = read_checkpoint(quantized(tmp_path, "int", symmetric=True, bits=8, group=-1))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if tensors[name].dtype == torch.int8]:
+        base = name.removesuffix(".weight")
+        tensors |= {f"{base}.input_scale": torch.ones(1), f"{base}.input_zero_point": torch.zeros(1, dtype=torch.int8)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert read_checkpoint(tmp_path, 8) == replace(plain, bits=8)
+    load(tmp_path)
 
 
 @pytest.mark.parametrize(

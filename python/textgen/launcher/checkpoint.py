@@ -24,7 +24,7 @@ SCALED = {"F8_E4M3": 1, "F8_E5M2": 1}  # turned into numbers of the server's typ
 SIZES = {**DTYPES, "I32": 4, "I64": 8}  # bytes; 1 of the others
 SCALES = ("_scale", "_scale_inv")  # ends of the names of what they are multiplied by
 INTEGERS = {
-    "I8": {".weight": 8},
+    "I8": {".weight": 8, ".input_zero_point": 0},
     "I32": {
         ".qweight": 32, ".qzeros": 0, ".g_idx": 0,
         ".weight_packed": 32, ".weight_zero_point": 0, ".weight_g_idx": 0,
