@@ -26,6 +26,7 @@ from .weights import (
     kernels_of,
     packed,
     random_matrix,
+    unpacks,
 )
 
 SCORES = ("softmax", "chosen", "sigmoid")
@@ -128,8 +129,9 @@ def test_experts_of_few_bits(native: Native, rng: random.Random, form: int, grou
     exact = torch.zeros(tokens, outs, dtype=torch.float64)
     for row in range(tokens):
         for share, expert in zip(shares[row].double(), chosen[row].tolist(), strict=True):
-            inner = reference.activate_gated(up[expert].product(x[row : row + 1])[0].float(), "silu")
-            exact[row] += share * down[expert].product(inner)[0][0]
+            unpacked = unpacks(native.isa, int((chosen == expert).sum()))
+            inner = reference.activate_gated(up[expert].product(x[row : row + 1], unpacked)[0].float(), "silu")
+            exact[row] += share * down[expert].product(inner, unpacked)[0][0]
     # A number between two integers may become the other one.
     missed = (y.double() - exact).norm(dim=-1) / exact.norm(dim=-1)
     assert float(missed.max()) < 5e-3

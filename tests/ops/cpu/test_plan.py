@@ -14,6 +14,7 @@ from statistics import median
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tests.models.families import TINY
 from tests.models.test_decoder import BLOCK, BLOCKS, CPU, Sequence, load, run_step
@@ -33,12 +34,16 @@ from textgen.ops.cpu.model import PlannedModel, PlanSizes, load_planned
 from textgen.ops.cpu.record import Recording, record
 from textgen.ops.cpu.twin import InterpretedModel
 from textgen.parallel import Parallel
+from textgen.quantization import integers
 from textgen.quantization.cache import CachedFormat, WeightsCache
 from textgen.quantization.integers import Int4Format, Int8Format
 from textgen.quantization.stored import ByRows, DeferredFormat, StoredFormat
 from textgen.shard.cache import KvCache, allocate_cache
 
 TOKENS, SLOTS = 120, 70
+# The tokens of four sequences in each step. With few of them products of weights in groups take x in integers everywhere.
+CHUNKS = ((40, 1, 30, 1), (29, 7, 1, 0), (1, 1, 2, 0))
+FEW = ((10, 2, 10, 1), (10, 2, 10, 0), (10, 2, 10, 0), (10, 2, 3, 0), (10, 1, 0, 0), (10, 0, 0, 0), (10, 0, 0, 0))
 CLEAR = 2e-5  # where two experts' scores are nearer, sums in another order may choose the other
 
 
@@ -74,12 +79,14 @@ def poisoned(model: Model, dtype: torch.dtype | None = None) -> KvCache:
 
 
 @torch.inference_mode()
-def logits(model: Model, seed: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def logits(
+    model: Model, seed: int, dtype: torch.dtype | None = None, steps: tuple[tuple[int, ...], ...] = CHUNKS
+) -> torch.Tensor:
     """Of all tokens of four sequences that run in chunks and side by side in shuffled blocks."""
     rng, cache = random.Random(seed), poisoned(model, dtype)
     blocks = rng.sample(range(BLOCKS), BLOCKS)
     sequences = [Sequence(random_prompt(rng, n), blocks[20 * i : 20 * i + 20]) for i, n in enumerate((70, 9, 33, 1))]
-    for lengths in ((40, 1, 30, 1), (29, 7, 1, 0), (1, 1, 2, 0)):
+    for lengths in steps:
         run_step(model, cache, [(s, n) for s, n in zip(sequences, lengths, strict=True) if n])
         for sequence in sequences:
             sequence.logits = [part.clone() for part in sequence.logits]  # a plan writes over what it gave
@@ -185,11 +192,25 @@ def test_quantized_weights_multiply_alike(architecture: str, form: WeightFormat,
     """A number that is rounded the other way makes a step in what follows: by the median it is as good as equal."""
     decoder = drawn(architecture, tmp_path, torch.float32, form)
     recording = record(decoder)
-    expected = {seed: logits(decoder, seed) for seed in (6, 7, 8)}
+    expected = {seed: logits(decoder, seed, steps=FEW) for seed in (6, 7, 8)}
     for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording)):
-        assert median(apart(logits(model, seed), right) for seed, right in expected.items()) < 1e-2
-    float32 = logits(load(tmp_path), 6)
+        assert median(apart(logits(model, seed, steps=FEW), right) for seed, right in expected.items()) < 1e-2
+    float32 = logits(load(tmp_path), 6, steps=FEW)
     assert apart(expected[6], float32) > 1e-3, "nothing was quantized"
+
+
+@pytest.mark.parametrize("architecture", SOME)
+def test_products_of_many_rows_in_four_bits_lose_no_more(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Than the reference does, which has activations in eight bits: where tiles are used they are in bfloat16."""
+    decoder = drawn(architecture, tmp_path, torch.float32, Int4Format(32))
+    model = planned(record(decoder))
+    found = {seed: (logits(model, seed), logits(decoder, seed)) for seed in (6, 7, 8)}
+    monkeypatch.setattr(integers, "multiply_groups", lambda x, numbers, group, bias: F.linear(x, numbers, bias))
+    exact = {seed: logits(decoder, seed) for seed in found}
+    ours, theirs = (median(apart(each[i], exact[seed]) for seed, each in found.items()) for i in range(2))
+    assert 0 < ours < 1.5 * theirs, (ours, theirs)
 
 
 @pytest.mark.parametrize("architecture", SOME)

@@ -26,6 +26,7 @@ BLOCKS = {  # the file's name, inputs to a group, where the scales in float16 li
 }
 _POSITIVE = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 E2M1 = torch.cat((_POSITIVE, -_POSITIVE))  # the numbers of MXFP4
+UNPACK_ROWS = 24  # kUnpackRows of csrc/cpu/src/kernels/linear.h
 LIBRARY = os.environ.get("TEXTGEN_CPU_LIBRARY")  # of `make -C csrc/cpu`; else the kernels in the extension module
 
 
@@ -35,6 +36,11 @@ def kernels_of(isa: str) -> Kernels | None:
         return Kernels(isa, Path(LIBRARY) if LIBRARY else None)
     except KernelsMissing:
         return None
+
+
+def unpacks(isa: str, rows: int) -> bool:
+    """Whether weights in groups are multiplied as tiles of bfloat16."""
+    return isa == "amx" and rows >= UNPACK_ROWS
 
 
 @dataclass(frozen=True)
@@ -51,36 +57,44 @@ class Matrix:
         width: int = self.values.shape[1]
         return width // GGML_QUANT_SIZES[BLOCKS[self.form][0]][1] * 256 if self.form in BLOCKS else width
 
-    def product(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x W^T in float64, as the format defines it, and the size of the terms that are summed."""
+    def product(self, x: Tensor, unpacked: bool = False) -> tuple[Tensor, Tensor]:
+        """x W^T in float64, as the format defines it, and the size of the terms that are summed. unpacked: numbers in
+        groups and x are rounded to bfloat16, as tiles have them; else x has eight bits."""
+        if self.form in (F32, F16):
+            x, values = x.double(), self.values.to(FLOATS[self.form]).double()
+            return x @ values.T, x.abs() @ values.abs().T
+        if self.form == BF16:
+            x, values = x.bfloat16().double(), self.values.bfloat16().double()
+            return x @ values.T, x.abs() @ values.abs().T
+        values, size, group = self._numbers()
+        if unpacked and self.form != INT8:
+            x, values = x.bfloat16().double(), _rounded(values)
+            return x @ values.T, x.abs() @ values.abs().T
+        x = _quantized(x, group or x.shape[1])
+        return x @ values.T, x.abs() @ size.T
+
+    def _numbers(self) -> tuple[Tensor, Tensor, int]:
+        """The numbers that integers stand for, and the size of what each is made of; how many inputs a group has."""
         if self.form in BLOCKS:
             kind, group, _, parts = BLOCKS[self.form]
-            x = _quantized(x, group)
             values = torch.from_numpy(dequantize(self.values.numpy(), kind)).double()
             bare = self.values.numpy().reshape(len(values), -1, GGML_QUANT_SIZES[kind][1]).copy()
             bare[..., parts] = 0  # what is left are the minima
             least = torch.from_numpy(dequantize(bare.reshape(len(values), -1), kind)).double() * (self.form != Q6_K)
-            return x @ values.T, x.abs() @ ((values - least).abs() + least.abs()).T
-        if self.form in (F32, F16):
-            x, values = x.double(), self.values.to(FLOATS[self.form]).double()
-        elif self.form == BF16:
-            x, values = x.bfloat16().double(), self.values.bfloat16().double()
-        else:
-            assert self.scales is not None
-            group = self.group or x.shape[1]
-            x = _quantized(x, group)
-            if self.form == MXFP4:
-                numbers = E2M1[self.values.int()] * (self.scales.double() - 127).exp2().repeat_interleave(group, 1)
-                return x @ numbers.T, x.abs() @ numbers.abs().T
-            scales = self.scales[:, : x.shape[1] // group]
-            scales = scales if self.group == 0 else scales.half()
-            values = self.values.double()
-            if self.form == INT4_ZEROS:
-                zeros = self.scales[:, scales.shape[1] :].double().repeat_interleave(group, 1)
-                scaled = scales.double().repeat_interleave(group, 1)
-                return x @ ((values - zeros) * scaled).T, x.abs() @ ((values + zeros) * scaled).T
-            values = values * scales.double().repeat_interleave(group, 1)
-        return x @ values.T, x.abs() @ values.abs().T
+            return values, (values - least).abs() + least.abs(), group
+        assert self.scales is not None
+        group = self.group
+        if self.form == MXFP4:
+            values = E2M1[self.values.int()] * (self.scales.double() - 127).exp2().repeat_interleave(group, 1)
+            return values, values.abs(), group
+        if self.form == INT8:
+            values = self.values.double() * self.scales.double()
+            return values, values.abs(), 0
+        scales = self.scales[:, : self.ins // group].half().double().repeat_interleave(group, 1)
+        values, zeros = self.values.double(), torch.zeros(())
+        if self.form == INT4_ZEROS:
+            zeros = self.scales[:, self.ins // group :].double().repeat_interleave(group, 1)
+        return (values - zeros) * scales, (values.abs() + zeros) * scales, group
 
 
 def _quantized(x: Tensor, group: int) -> Tensor:
@@ -90,6 +104,12 @@ def _quantized(x: Tensor, group: int) -> Tensor:
     whole = torch.where(top > 0, parts * torch.tensor(127.0).div(top), 0.0).round()  # 127 / top is two roundings
     rounded: torch.Tensor = whole.double() * (top / 127).double()
     return rounded.flatten(1)
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """To bfloat16, halves upwards, in float64 again."""
+    bits = values.float().view(torch.int32) + 0x8000
+    return bits.bitwise_and(-0x10000).view(torch.float32).double()
 
 
 def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int = 0) -> Matrix:

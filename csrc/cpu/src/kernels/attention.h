@@ -11,22 +11,23 @@
 
 namespace tg::TG_ISA {
 
-constexpr int64_t kUnit = 64;        // keys of a unit of vector code
-constexpr int64_t kManyUnit = 128;   // keys of a unit of packed code
-constexpr int64_t kRows = 16;        // rows of a head in a task of few, by vector or by tile code
-constexpr int64_t kFewUnit = 64;     // keys of a unit of that
-constexpr int64_t kBlock = kLanes == 8 ? 24 : 32;                     // rows of packed code whose scores are worked on at a time
-constexpr int64_t kManyRows = kLanes == 8 ? 6 * kBlock : 4 * kBlock;  // rows of a task of it
-constexpr int64_t kMostWorkers = 256;
-
-constexpr float kLog2e = 1.44269504088896341f;
-constexpr float kNever = -__builtin_inff();
-
 #if defined(__AMX_BF16__)
 constexpr bool kHasTiles = true;
 #else
 constexpr bool kHasTiles = false;
 #endif
+
+constexpr int64_t kUnit = 64;        // keys of a unit of vector code
+constexpr int64_t kManyUnit = 128;   // keys of a unit of packed code
+constexpr int64_t kRows = 16;        // rows of a head in a task of few, by vector or by tile code
+constexpr int64_t kFewUnit = 64;     // keys of a unit of that
+constexpr int64_t kBlock = kLanes == 8 ? 24 : 32;                     // rows of packed code whose scores are worked on at a time
+constexpr int64_t kManyRows = (kLanes == 8 ? 6 : kHasTiles ? 8 : 4) * kBlock;  // rows of a task of it
+constexpr int64_t kMostWorkers = 256;
+
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr float kNever = -__builtin_inff();
+
 #if defined(__AVX2__)
 constexpr bool kPacks = true;
 #else
@@ -151,23 +152,34 @@ TG_INLINE Vec folded(Vec x, Vec y, const F &f) {
 #endif
   return f(u, v);
 }
-// Lane i of the result is a[i] with all its lanes folded together. a has kLanes vectors.
-template <int bit = kLanes / 2, typename F>
+// x with its lanes that are `bit`, twice that, ... apart folded together.
+template <int bit, typename F>
+TG_INLINE Vec folded_within(Vec x, const F &f) {
+  if constexpr (bit >= kLanes) {
+    return x;
+  } else {
+    return folded_within<2 * bit>(folded<bit>(x, x, f), f);
+  }
+}
+// Lane i of the result is a[i % count] with all its lanes folded together.
+template <int count, int bit = count / 2, typename F>
 TG_INLINE Vec fold(const Vec *a, const F &f) {
   if constexpr (bit == 0) {
-    return a[0];
+    return folded_within<count>(a[0], f);
   } else {
     Vec halves[bit];
 #pragma GCC unroll 16
     for (int i = 0; i < bit; i++) halves[i] = folded<bit>(a[i], a[i + bit], f);
-    return fold<bit / 2>(halves, f);
+    return fold<count, bit / 2>(halves, f);
   }
 }
+template <int count = kLanes>
 TG_INLINE Vec sums(const Vec *a) {
-  return fold(a, [](Vec x, Vec y) { return x + y; });
+  return fold<count>(a, [](Vec x, Vec y) { return x + y; });
 }
+template <int count = kLanes>
 TG_INLINE Vec tops(const Vec *a) {
-  return fold(a, [](Vec x, Vec y) { return max(x, y); });
+  return fold<count>(a, [](Vec x, Vec y) { return max(x, y); });
 }
 
 TG_INLINE float exp2_one(float x) { return x == kNever ? 0.0f : exp2_accurate(splat(x))[0]; }
@@ -176,17 +188,17 @@ void fill(float *to, int64_t begin, int64_t end, float value);
 // Everything but the scale that a form does to the scores of a row, which then are in units of log2(e).
 void apply_form(const Attention &form, float *scores, int64_t count, int64_t head, int64_t key, int64_t position);
 
-// Scores [rows, count], `stride` from row to row, of at most kLanes rows from `row` on and keys from position `key` on become
+// Scores [rows, count], `stride` from row to row, of at most kMost rows from `row` on and keys from position `key` on become
 // weights: those out of sight, and those up to `padded`, are 0. W: float in place, or Bf16 into `weights`. The rows' other
 // numbers are brought up to the new largest scores. fast: weights are as exact as bfloat16 asks for.
-template <typename W, bool fast = sizeof(W) == 2>
+template <typename W, bool fast = sizeof(W) == 2, int kMost = kLanes>
 TG_INLINE void weigh(const Attention &form, const Task &task, const Partial &partial, int64_t row, int64_t rows, float *scores,
                      W *weights, int64_t stride, int64_t key, int64_t count, int64_t padded) {
   const bool plain = form.is_plain();
   const float scale = plain ? form.scale * kLog2e : 1.0f;
-  Vec found[kLanes];
+  Vec found[kMost];
   int64_t position = task.start + (task.first + row) / form.share, head = (task.first + row) % form.share;
-  for (int64_t i = 0; i < kLanes; i++) {
+  for (int64_t i = 0; i < kMost; i++) {
     found[i] = splat(kNever);
     if (i >= rows) continue;
     float *own = scores + i * stride;
@@ -198,30 +210,40 @@ TG_INLINE void weigh(const Attention &form, const Task &task, const Partial &par
     for (int64_t at = 0; at < padded; at += kLanes) found[i] = max(load(own + at), found[i]);  // a NaN does no harm here
     if (++head == form.share) head = 0, position++;
   }
-  const Vec before = load(partial.top + row), top = max(tops(found) * scale, before);
+  const Vec before = load(partial.top + row), top = max(tops<kMost>(found) * scale, before);
   const Vec safe = top == kNever ? Vec{} : top;  // nothing to see, now or before
   const Vec shrink = exp2_accurate(before - safe);
   store(partial.top + row, top);
   float offset[kLanes], factor[kLanes];
   store(offset, -safe);
   store(factor, shrink);
-  for (int64_t i = 0; i < kLanes; i++) {
+  for (int64_t i = 0; i < kMost; i++) {
     found[i] = Vec{};
     if (i >= rows) continue;
     const float *own = scores + i * stride;
     W *to = weights + i * stride;
     const Vec less = splat(offset[i]);
-    for (int64_t at = 0; at < padded; at += kLanes) {
+    const auto weight = [&](int64_t at) {
       const Vec x = fma(load(own + at), splat(scale), less);
       const Vec w = fast ? exp2_fast(x) : exp2_accurate(x);
       found[i] += w;
-      store(to + at, w);
+      return w;
+    };
+    int64_t at = 0;
+#if defined(__AVX512BF16__)
+    if constexpr (sizeof(W) == 2) {
+      for (; at + 2 * kLanes <= padded; at += 2 * kLanes) {
+        const Vec low = weight(at), high = weight(at + kLanes);
+        _mm512_storeu_si512(to + at, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+      }
     }
+#endif
+    for (; at < padded; at += kLanes) store(to + at, weight(at));
     if (factor[i] == 1.0f) continue;
     float *out = partial.out + (row + i) * form.padded_value;
     for (int64_t at = 0; at < form.padded_value; at += kLanes) store(out + at, load(out + at) * factor[i]);
   }
-  store(partial.total + row, fma(load(partial.total + row), shrink, sums(found)));
+  store(partial.total + row, fma(load(partial.total + row), shrink, sums<kMost>(found)));
 }
 
 // Units first to last of a task, into a partial that has been cleared. then: what this worker goes on with, for whose cache is

@@ -22,7 +22,7 @@ class CacheAhead {
  public:
   enum Parts { kKeys, kValues, kBoth };
 
-  // calls: how often `ask` will be called, at least.
+  // calls: how often `ask` will be called, at least, or how many calls it is told that it stands for.
   CacheAhead(const Attention &form, const Task &task, const CacheUnit &unit, Parts parts, int64_t calls)
       : begin_(unit.rows), row_(unit.rows), end_(unit.rows + unit.count),
         rate_(ceil_div((parts == kBoth ? 2 : 1) * unit.count * kOne, calls)) {
@@ -33,8 +33,8 @@ class CacheAhead {
     if (parts == kValues) now_ = values;
     if (parts == kBoth) then_ = values;
   }
-  TG_INLINE void ask() {
-    for (credit_ += rate_; credit_ >= kOne; credit_ -= kOne) {
+  TG_INLINE void ask(int64_t calls = 1) {
+    for (credit_ += calls * rate_; credit_ >= kOne; credit_ -= kOne) {
       if (row_ == end_ && !turn()) return;
       const char *from = now_.from + *row_++ * now_.stride;
       for (int64_t at = 0; at < now_.bytes; at += 64) __builtin_prefetch(from + at, 0, 2);

@@ -60,7 +60,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
       locate<Bf16, Bf16>(of_values, rows, count, values + kManyUnit * form.padded_value, value_places);
     }
     pack_keys(form, key_places, count, keys);
-    pack_values(form, value_places, count, values, [] {});
+    pack_values(form, value_places, count, values);
     for (int64_t begin = 0; begin < task.count; begin += kBlock) {
       const int64_t end = least(begin + kBlock, task.count);
       if (!sees(form, task, begin, end - 1, key, count)) continue;

@@ -124,14 +124,11 @@ struct Interleaved {
 #endif
 
 // Tiles [keys / 32][padded_value / 16]; keys from `count` on are zeros.
-// before() is called between them.
-template <typename F>
-TG_INLINE void pack_values(const Attention &form, const Bf16 *const *values, int64_t count, Bf16 *to, const F &before) {
+TG_INLINE void pack_values(const Attention &form, const Bf16 *const *values, int64_t count, Bf16 *to) {
   const Interleaved interleave;
   for (int64_t key = 0; key < count; key += 32) {
     for (int64_t d = 0; d < form.padded_value; d += 32, to += 2 * kTile) {
       for (int64_t i = 0; i < 16; i++) {
-        before();
         const int64_t at = key + 2 * i;
         interleave(at < count ? values[at] + d : nullptr, at + 1 < count ? values[at + 1] + d : nullptr, to + i * 32);
       }

@@ -112,8 +112,7 @@ TG_INLINE void prepare_pairs(const Plan &plan, const tg_weight *const *weights, 
     expert = expert_at(plan, at, expert);
     const int64_t rows = plan.rows_of(expert);
     const tg_weight *weight = weights[expert];
-    prepare_row(weight, row(at), dtype, at - plan.first[expert], by_tiles(weight, rows), plan.prepared + plan.behind[expert],
-                layout_of(weight, rows));
+    prepare_row(weight, row(at), dtype, at - plan.first[expert], plan.prepared + plan.behind[expert], layout_of(weight, rows));
   }
 }
 
@@ -138,11 +137,12 @@ void multiply_all(const Experts &form, const Run &run, const Plan &plan, const t
     job.y = y + plan.first[e] * job.y_stride;
     job.rows = rows;
     job.panels = own;
-    take_prepared(job, plan.prepared + plan.behind[e], layout_of(weights[e], rows));
-    if (by_tiles(weights[e], rows)) {
-      multiply_tiles(job, run.scratch);
-    } else {
+    const Layout layout = layout_of(weights[e], rows);
+    take_prepared(job, plan.prepared + plan.behind[e], layout);
+    if (layout.way == Way::kVectors) {
       multiply_rows(job);
+    } else {
+      multiply_tiles(job, run.scratch);
     }
   }
 }

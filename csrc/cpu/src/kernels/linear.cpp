@@ -19,12 +19,12 @@ void run_linear(const tg_op &op, const Run &run) {
   const tg_buffer &x = run.buffer(op.args[2]), &y = run.buffer(op.args[3]);
   const int64_t rows = run.rows(op.args[3]);
   if (rows == 0) return;
-  const bool tiles = by_tiles(weight, rows);
+  const Layout layout = layout_of(weight, rows);
+  const bool tiles = layout.way != Way::kVectors;
   // Rows that y is written over have to be copied.
   const bool as_it_is = !tiles && op.args[2] != op.args[3] && is_prepared(weight, x);
-  const Layout layout = layout_of(weight, rows);
   // One row is prepared by each worker for itself: that takes less time than to meet.
-  const bool alone = rows == 1, own = rows >= kOwnRows * run.workers;
+  const bool alone = rows == 1, own = rows >= kOwnRows * run.workers && layout.way != Way::kUnpacked;
   char *space = alone ? run.scratch : run.shared;
   Share share = run.share(rows);
   if (alone) share = {0, 1};
@@ -32,7 +32,7 @@ void run_linear(const tg_op &op, const Run &run) {
     share = run.share(ceil_div(rows, 32));
     share = {share.begin * 32, least(share.end * 32, rows)};
   }
-  if (!as_it_is) prepare_rows(weight, x, share, tiles, space, layout);
+  if (!as_it_is) prepare_rows(weight, x, share, space, layout);
   if (!alone && !own && !as_it_is) run.barrier();
 
   Linear job = {};

@@ -16,12 +16,15 @@ constexpr bool kTiles = true;
 #else
 constexpr bool kTiles = false;
 #endif
-// From so many rows on, products go through tiles.
-constexpr int64_t kTileRows = 2;
+// From so many rows on, products go through tiles; those of weights in groups go through tiles of bfloat16.
+constexpr int64_t kTileRows = 2, kUnpackRows = 24;
 // From so many rows for each worker on, they share out the rows, not the outputs: each reads the whole weight, but its rows of x
 // and y stay in its own cache from operation to operation.
 constexpr int64_t kOwnRows = 128;
 constexpr int kParts = kPanel / kLanes;  // vectors of floats in a panel's 16 sums
+
+// How a product is made: by vectors, by tiles of the weight as it is packed, or by tiles that it is unpacked to.
+enum class Way { kVectors, kTiles, kUnpacked };
 
 // x, ready to be multiplied: in the type of the product, its rows padded as those of the weight.
 struct Prepared {
@@ -53,9 +56,22 @@ TG_INLINE bool is_small(int32_t format) {
 TG_INLINE bool has_minima(int32_t format) {
   return format == TG_WEIGHT_Q4_K || format == TG_WEIGHT_Q5_K || format == TG_WEIGHT_INT4_ZEROS;
 }
-// Whether so many rows are multiplied by tiles.
-TG_INLINE bool by_tiles(const tg_weight *weight, int64_t rows) {
-  return kTiles && rows >= kTileRows && weight->format >= TG_WEIGHT_BF16 && weight->format <= TG_WEIGHT_INT4_GROUPS;
+TG_INLINE Way way_of(const tg_weight *weight, int64_t rows) {
+  if (kTiles && has_groups(weight)) return rows >= kUnpackRows ? Way::kUnpacked : Way::kVectors;
+  const bool packed = weight->format == TG_WEIGHT_BF16 || weight->format == TG_WEIGHT_INT8;
+  return kTiles && packed && rows >= kTileRows ? Way::kTiles : Way::kVectors;
+}
+// What was added to a stored value; 1 where there are minima, whose product takes the plain sum of x.
+TG_INLINE int32_t zero_of(int32_t format) {
+  switch (format) {
+    case TG_WEIGHT_INT4_GROUPS: return 8;
+    case TG_WEIGHT_MXFP4: return 12;
+    case TG_WEIGHT_INT4_ZEROS:
+    case TG_WEIGHT_Q4_K:
+    case TG_WEIGHT_Q5_K: return 1;
+    case TG_WEIGHT_Q6_K: return 32;
+    default: return 128;
+  }
 }
 
 // Adds bias and y to a panel's sums of kRows rows from `row` on, `parts` vectors of each from `begin` on, rounds once, and stores.
@@ -184,16 +200,19 @@ struct Ahead {
 
 // Brings rows of x into form; the caller sees to it that all rows are ready before they are multiplied. (linear_prepare.cpp)
 struct Layout {
+  Way way;
   int64_t row_bytes, values, scales, bytes;  // bytes of a prepared row; where the scales begin; all together
 };
 Layout layout_of(const tg_weight *weight, int64_t rows);
-void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, bool tiles, char *to, const Layout &layout);
-void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t row, bool tiles, char *to, const Layout &layout);
+void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, char *to, const Layout &layout);
+void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t row, char *to, const Layout &layout);
 
 void multiply_rows(const Linear &job);   // linear_vector.cpp
 void multiply_small(const Linear &job);  // linear_small.cpp
 void multiply_tiles(const Linear &job, char *scratch);  // linear_tile.cpp
 int64_t tile_scratch(const tg_weight *weight, int64_t rows);
+// Inputs [first, first + count) of a panel, whole records, as tiles of bfloat16, 32 inputs each. (linear_unpack.cpp)
+void unpack_panel(const tg_weight *weight, int64_t panel, int64_t first, int64_t count, char *to);
 
 // Points the job at rows that were prepared at `space`.
 TG_INLINE void take_prepared(Linear &job, const char *space, const Layout &layout) {

@@ -25,19 +25,6 @@ int64_t unit_bytes(int32_t format) {
   return is_small(format) ? 1 : sizeof(IntUnit);
 }
 
-// What was added to a stored value; 1 where there are minima, which take the plain sum of x.
-int32_t zero_of(int32_t format) {
-  switch (format) {
-    case TG_WEIGHT_INT4_GROUPS: return 8;
-    case TG_WEIGHT_MXFP4: return 12;
-    case TG_WEIGHT_INT4_ZEROS:
-    case TG_WEIGHT_Q4_K:
-    case TG_WEIGHT_Q5_K: return 1;
-    case TG_WEIGHT_Q6_K: return 32;
-    default: return 128;
-  }
-}
-
 // Where a row's bytes lie.
 struct Row {
   char *base;
@@ -140,8 +127,9 @@ TG_INLINE void quantize(const X *x, int64_t count, int64_t padded, const Row &to
 }
 
 template <typename X>
-void prepare(const tg_weight *weight, const X *x, int64_t row, bool tiles, char *to, const Layout &layout) {
-  const Row place(to, row, layout.row_bytes, tiles);
+void prepare(const tg_weight *weight, const X *x, int64_t row, char *to, const Layout &layout) {
+  const Row place(to, row, layout.row_bytes, layout.way != Way::kVectors);
+  if (layout.way == Way::kUnpacked) return round_row<Bf16>(x, weight->ins, weight->padded, place);
   if (weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16) return copy_row(x, weight->ins, weight->padded, place);
   if (weight->format == TG_WEIGHT_BF16) {
     if (as_floats()) return round_row<float>(x, weight->ins, weight->padded, place);
@@ -166,26 +154,28 @@ void prepare(const tg_weight *weight, const X *x, int64_t row, bool tiles, char 
 
 Layout layout_of(const tg_weight *weight, int64_t rows) {
   Layout layout;
-  layout.row_bytes = round_up(weight->padded * unit_bytes(weight->format), 64);
+  layout.way = way_of(weight, rows);
+  const bool unpacked = layout.way == Way::kUnpacked;
+  layout.row_bytes = round_up(weight->padded * (unpacked ? 2 : unit_bytes(weight->format)), 64);
   layout.values = layout.row_bytes * round_up(rows, rows == 1 ? 1 : 16);
-  const bool integer = weight->format >= TG_WEIGHT_INT8 && weight->format != TG_WEIGHT_F16;
+  const bool integer = !unpacked && weight->format >= TG_WEIGHT_INT8 && weight->format != TG_WEIGHT_F16;
   layout.scales = integer ? round_up(rows * most(weight->groups, 1) * 4, 64) : 0;
   layout.bytes = layout.values + 2 * layout.scales;
   return layout;
 }
 
-void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, bool tiles, char *to, const Layout &layout) {
+void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, char *to, const Layout &layout) {
   const int64_t stride = x.stride * (x.dtype == TG_BF16 ? 2 : 4);
   for (int64_t row = rows.begin; row < rows.end; row++) {
-    prepare_row(weight, static_cast<const char *>(x.address) + row * stride, x.dtype, row, tiles, to, layout);
+    prepare_row(weight, static_cast<const char *>(x.address) + row * stride, x.dtype, row, to, layout);
   }
 }
 
-void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t row, bool tiles, char *to, const Layout &layout) {
+void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t row, char *to, const Layout &layout) {
   if (dtype == TG_BF16) {
-    prepare(weight, static_cast<const Bf16 *>(x), row, tiles, to, layout);
+    prepare(weight, static_cast<const Bf16 *>(x), row, to, layout);
   } else {
-    prepare(weight, static_cast<const float *>(x), row, tiles, to, layout);
+    prepare(weight, static_cast<const float *>(x), row, to, layout);
   }
 }
 

@@ -14,9 +14,10 @@ namespace {
 constexpr int64_t kTile = 1024;               // bytes
 constexpr int64_t kBlockTiles = 1024;         // of x, in the second-level cache
 constexpr int64_t kBlockRows = 16;            // tiles of rows that a block has where it cannot have all inputs
-constexpr int64_t kPartTiles = 24;            // of a panel, in the first-level cache
+constexpr int64_t kPartTiles = 24;            // of a panel, in the first-level cache: whole records, if it is unpacked to them
 constexpr int64_t kWaiting = 32;              // panels whose sums wait
 constexpr int64_t kMostStreams = 4;
+constexpr int64_t kUnpacked = 2 * kPartTiles * kTile;  // bytes
 
 // How rows and inputs are walked.
 struct Walk {
@@ -27,7 +28,9 @@ struct Walk {
   int64_t part;     // of those at a time
 };
 
-int64_t columns_of(const tg_weight *weight) { return layout_of(weight, 1).row_bytes / 64; }
+TG_INLINE bool unpacks(const tg_weight *weight) { return has_groups(weight); }
+
+int64_t columns_of(const tg_weight *weight) { return layout_of(weight, kUnpackRows).row_bytes / 64; }
 
 // The most tiles of rows that a block has: even, and above kBlockRows only with all inputs.
 int64_t most_rows(int64_t columns) { return most(kBlockTiles / columns / 2 * 2, kBlockRows); }
@@ -38,10 +41,10 @@ Walk walk_of(const tg_weight *weight, int64_t rows) {
   walk.columns = columns_of(weight);
   walk.block = walk.tiles;
   walk.slab = walk.part = walk.columns;
-  if (walk.tiles <= 2) return walk;
+  if (walk.tiles <= 2 && !unpacks(weight)) return walk;
   walk.block = round_up(ceil_div(walk.tiles, ceil_div(walk.tiles, most_rows(walk.columns))), 2);
   if (walk.block * walk.columns > kBlockTiles) walk.slab = kBlockTiles / walk.block / kPartTiles * kPartTiles;
-  walk.part = ceil_div(walk.slab, ceil_div(walk.slab, kPartTiles));
+  walk.part = unpacks(weight) ? least(walk.slab, kPartTiles) : ceil_div(walk.slab, ceil_div(walk.slab, kPartTiles));
   return walk;
 }
 
@@ -124,10 +127,64 @@ struct Ahead {
   }
 };
 
+// Writes a row's outputs of kStreams panels that lie `apart`; sums: its first panel's, the others a tile behind each other.
+template <bool kInteger, int kStreams>
+TG_INLINE void finish_row(const Linear &job, int64_t row, int64_t panel, int64_t apart, const char *sums) {
+  const tg_weight *weight = job.weight;
+  Vec value[kStreams];
+#pragma GCC unroll 4
+  for (int s = 0; s < kStreams; s++) {
+    const char *from = sums + s * kTile;
+    if constexpr (kInteger) {
+      const __m512i dot = _mm512_add_epi32(_mm512_loadu_si512(from), _mm512_set1_epi32(job.x.sums[row]));
+      value[s] = _mm512_cvtepi32_ps(dot) * (load(weight->scales + (panel + s * apart) * kPanel) * job.x.scales[row]);
+    } else {
+      value[s] = load(reinterpret_cast<const float *>(from));
+    }
+  }
+  if (kStreams == 2 && apart == 1 && job.y_bf16 && job.bias == nullptr && (panel + 2) * kPanel <= weight->outs) {
+    Bf16 *y = reinterpret_cast<Bf16 *>(job.y + row * job.y_stride) + panel * kPanel;
+    if (job.add) value[0] += load(y), value[kStreams - 1] += load(y + kPanel);
+    _mm512_storeu_si512(y, (__m512i)_mm512_cvtne2ps_pbh(value[kStreams - 1], value[0]));
+    return;
+  }
+#pragma GCC unroll 4
+  for (int s = 0; s < kStreams; s++) emit(job, row, panel + s * apart, &value[s]);
+}
+
+// The outputs of up to two row tiles from `tile` on.
+template <bool kInteger, int kStreams>
+void finish(const Linear &job, int64_t tile, int64_t tiles, int64_t panel, int64_t apart, const char *sums) {
+  for (int64_t row = tile * 16; row < least((tile + tiles) * 16, job.rows); row++) {
+    const char *from = sums + (row / 16 - tile) * kStreams * kTile + row % 16 * 64;
+    finish_row<kInteger, kStreams>(job, row, panel, apart, from);
+  }
+}
+
+// Outputs that are written while the tiles behind them are multiplied: so many rows with each tile of inputs.
+template <bool kInteger, int kStreams>
+struct Rest {
+  const Linear &job;
+  const char *sums = nullptr;
+  int64_t tile = 0, panel = 0, row = 0, end = 0, rows = 0;
+
+  // The sums of up to two row tiles, which stay as they are until all is written. columns: tiles of inputs of what follows.
+  TG_INLINE void take(int64_t first, int64_t tiles, int64_t of, const char *from, int64_t columns) {
+    tile = first, panel = of, sums = from, row = first * 16, end = least((first + tiles) * 16, job.rows);
+    rows = ceil_div(32, columns);
+  }
+  TG_INLINE void some(int64_t most) {
+    for (; most > 0 && row < end; most--, row++) {
+      finish_row<kInteger, kStreams>(job, row, panel, 1, sums + (row / 16 - tile) * kStreams * kTile + row % 16 * 64);
+    }
+  }
+  TG_INLINE void all() { some(end - row); }
+};
+
 // As `multiply`, of many rows: those of x pass through the first cache, in which the weight stays.
 template <bool kInteger, int kRowTiles, int kStreams>
-void pass(const char *x, int64_t x_apart, const uint8_t *const (&weight)[kStreams], Ahead<kStreams> &ahead, int64_t columns,
-          bool first, char *sums) {
+void pass(const char *x, int64_t x_apart, const uint8_t *const (&weight)[kStreams], Ahead<kStreams> &ahead,
+          Rest<kInteger, kStreams> &rest, int64_t columns, bool first, char *sums) {
   static_assert(kRowTiles <= 2 && kStreams <= 2);
   if (first) {
     tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
@@ -149,32 +206,13 @@ void pass(const char *x, int64_t x_apart, const uint8_t *const (&weight)[kStream
       if constexpr (kRowTiles == 2) tile_dot<kInteger, 3, 5, 7>();
     }
     ahead.ask();
+    rest.some(rest.rows);
   }
+  rest.all();
   tile_store<0>(sums);
   if constexpr (kStreams == 2) tile_store<1>(sums + kTile);
   if constexpr (kRowTiles == 2) tile_store<2>(sums + kStreams * kTile);
   if constexpr (kRowTiles == 2 && kStreams == 2) tile_store<3>(sums + 3 * kTile);
-}
-
-// Writes the outputs of up to two row tiles from `tile` on.
-template <bool kInteger, int kStreams>
-void finish(const Linear &job, int64_t tile, int64_t tiles, int64_t panel, int64_t apart, const char *sums) {
-  const tg_weight *weight = job.weight;
-  for (int64_t row = tile * 16; row < least((tile + tiles) * 16, job.rows); row++) {
-    const char *from = sums + (row / 16 - tile) * kStreams * kTile + row % 16 * 64;
-#pragma GCC unroll 4
-    for (int s = 0; s < kStreams; s++) {
-      const int64_t at = panel + s * apart;
-      Vec value;
-      if constexpr (kInteger) {
-        const __m512i dot = _mm512_add_epi32(_mm512_loadu_si512(from + s * kTile), _mm512_set1_epi32(job.x.sums[row]));
-        value = _mm512_cvtepi32_ps(dot) * (load(weight->scales + at * kPanel) * job.x.scales[row]);
-      } else {
-        value = load(reinterpret_cast<const float *>(from + s * kTile));
-      }
-      emit(job, row, at, &value);
-    }
-  }
 }
 
 // bfloat16 and int8, up to 32 rows: all row tiles times kStreams panels that lie `apart`.
@@ -192,9 +230,11 @@ void whole(const Linear &job, const Walk &walk, int64_t panel, int64_t apart, ch
   finish<kInteger, kStreams>(job, 0, 1, panel, apart, sums);
 }
 
-// Of more: [begin, end) row tiles times kStreams panels side by side, over the slab of inputs from `first` on.
+// Of more, or of a weight that is unpacked: [begin, end) row tiles times kStreams panels side by side, over the slab of inputs
+// from `first` on. unpacked: room for parts of the panels.
 template <bool kInteger, int kStreams>
-void block(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int64_t first, int64_t panel, char *sums) {
+void block(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int64_t first, int64_t panel, char *sums,
+           char *unpacked, Rest<kInteger, kStreams> &rest) {
   const int64_t x_apart = 16 * job.x.row_bytes, last = least(first + walk.slab, walk.columns);
   const auto weight = [&](int64_t at, int64_t column) {
     return job.weight->values + at * job.weight->panel_bytes + column * kTile;
@@ -203,8 +243,15 @@ void block(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int6
     const int64_t part = least(walk.part, last - column), next = column + part;
     const uint8_t *from[kStreams];
     Ahead<kStreams> ahead;  // of the next part or panels; behind the weight's end it does no harm
-    ahead.lines = ceil_div(16, ceil_div(end - begin, 2));
+    ahead.lines = unpacks(job.weight) ? 0 : ceil_div(16, ceil_div(end - begin, 2));
     for (int s = 0; s < kStreams; s++) {
+      if (unpacks(job.weight)) {
+        char *to = unpacked + s * kPartTiles * kTile;
+        unpack_panel(job.weight, panel + s, column * 32, part * 32, to);
+        from[s] = reinterpret_cast<const uint8_t *>(to);
+        ahead.from[s] = ahead.end[s] = nullptr;
+        continue;
+      }
       from[s] = weight(panel + s, column);
       ahead.from[s] = next < last ? weight(panel + s, next) : weight(panel + kStreams + s, first);
       ahead.end[s] = ahead.from[s] + part * kTile;
@@ -220,12 +267,16 @@ void block(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int6
         ahead.rows = ceil_div(ahead.left, part);
       }
       if (tiles == 2) {
-        pass<kInteger, 2, kStreams>(x, x_apart, from, ahead, part, column == 0, to);
+        pass<kInteger, 2, kStreams>(x, x_apart, from, ahead, rest, part, column == 0, to);
       } else {
-        pass<kInteger, 1, kStreams>(x, 0, from, ahead, part, column == 0, to);
+        pass<kInteger, 1, kStreams>(x, 0, from, ahead, rest, part, column == 0, to);
       }
-      if (next == walk.columns) finish<kInteger, kStreams>(job, tile, tiles, panel, 1, to);
-      if (walk.part < walk.columns) to += tiles * kStreams * kTile;
+      if (next == walk.columns) rest.take(tile, tiles, panel, to, walk.part);
+      if (walk.part < walk.columns) {
+        to += tiles * kStreams * kTile;
+      } else {
+        to = to == sums ? sums + 2 * kStreams * kTile : sums;
+      }
     }
   }
 }
@@ -233,94 +284,28 @@ void block(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int6
 // The panels [panel, last), slab after slab.
 template <bool kInteger>
 void slabs(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int64_t panel, int64_t last, char *scratch) {
+  Rest<kInteger, 2> rest = {job};
+  char *unpacked = scratch, *begins = scratch + (unpacks(job.weight) ? kUnpacked : 0);
   for (int64_t column = 0; column < walk.columns; column += walk.slab) {
-    char *sums = scratch;
+    char *sums = begins;
     for (int64_t at = panel; at < last; at += 2) {
       if (at + 2 <= last) {
-        block<kInteger, 2>(job, walk, begin, end, column, at, sums);
+        block<kInteger, 2>(job, walk, begin, end, column, at, sums, unpacked, rest);
       } else {
-        block<kInteger, 1>(job, walk, begin, end, column, at, sums);
+        Rest<kInteger, 1> last_rest = {job};
+        rest.all();
+        block<kInteger, 1>(job, walk, begin, end, column, at, sums, unpacked, last_rest);
+        last_rest.all();
       }
       if (walk.slab < walk.columns) sums += 2 * walk.block * kTile;
     }
-  }
-}
-
-// Eight inputs a byte pair, into tiles of a byte each.
-TG_INLINE void unpack(const uint8_t *from, int64_t bytes, char *to) {
-  const __m512i low = _mm512_set1_epi8(15);
-  for (int64_t i = 0; i < bytes; i += 64) {
-    const __m512i both = _mm512_loadu_si512(from + i);
-    _mm512_store_si512(to + 2 * i, _mm512_and_si512(both, low));
-    _mm512_store_si512(to + 2 * i + 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
-  }
-}
-
-// Integers in groups: the tiles' sums of each group are scaled and added up in float32.
-template <int kStreams>
-void grouped(const Linear &job, int64_t begin, int64_t end, int64_t panel, int64_t apart, char *scratch) {
-  const tg_weight *weight = job.weight;
-  const bool nibbles = weight->format == TG_WEIGHT_INT4_GROUPS;
-  const int64_t x_apart = 16 * job.x.row_bytes, group_bytes = weight->group * kPanel;
-  char *dots = scratch, *units = dots + 4 * kTile;
-  float *sums = reinterpret_cast<float *>(units + kMostStreams * 2 * kTile);
-  memset(sums, 0, (end - begin) * kStreams * kTile);
-  for (int64_t g = 0; g < weight->groups; g++) {
-    const uint8_t *from[kStreams];
-    Vec scales[kStreams];
-    for (int s = 0; s < kStreams; s++) {
-      const uint8_t *values = weight->values + (panel + s * apart) * weight->panel_bytes;
-      if (nibbles) {
-        char *to = units + s * 2 * kTile;
-        unpack(values + g * group_bytes / 2, group_bytes / 2, to);
-        from[s] = reinterpret_cast<const uint8_t *>(to);
-      } else {
-        from[s] = values + g * group_bytes;
-      }
-      load_scales(weight, panel + s * apart, g, &scales[s]);
-    }
-    const int64_t columns = weight->group <= 64 ? 1 : weight->group / 64;
-    const int64_t offset = g * weight->group / 64 * kTile + g * weight->group % 64;
-    for (int64_t tile = begin; tile < end;) {
-      const char *x = job.x.values + tile * x_apart + offset;
-      int64_t tiles = 1;
-      if (kStreams <= 2 && tile + 2 <= end) {
-        if constexpr (kStreams <= 2) multiply<true, 2, kStreams, false>(x, x_apart, from, columns, true, dots);
-        tiles = 2;
-      } else {
-        multiply<true, 1, kStreams, false>(x, 0, from, columns, true, dots);
-      }
-      for (int64_t t = 0; t < tiles; t++, tile++) {
-        const int64_t rows = least(16, job.rows - tile * 16);
-        float *to = sums + (tile - begin) * kStreams * 256;
-        const char *dot = dots + t * kStreams * kTile;
-        for (int64_t r = 0; r < rows; r++) {
-          const int64_t index = (tile * 16 + r) * weight->groups + g;
-          const __m512i x_sum = _mm512_set1_epi32(job.x.sums[index]);
-          const Vec x_scale = splat(job.x.scales[index]);
-#pragma GCC unroll 4
-          for (int s = 0; s < kStreams; s++) {
-            const __m512i whole = _mm512_add_epi32(_mm512_loadu_si512(dot + s * kTile + r * 64), x_sum);
-            float *sum = to + s * 256 + r * 16;
-            store(sum, fma(_mm512_cvtepi32_ps(whole), scales[s] * x_scale, load(sum)));
-          }
-        }
-      }
-    }
-  }
-  for (int64_t row = begin * 16; row < least(end * 16, job.rows); row++) {
-    for (int s = 0; s < kStreams; s++) {
-      const Vec value = load(sums + (row / 16 - begin) * kStreams * 256 + s * 256 + row % 16 * 16);
-      emit(job, row, panel + s * apart, &value);
-    }
+    rest.all();
   }
 }
 
 template <int kStreams>
-void panels_at(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int64_t panel, int64_t apart, char *scratch) {
-  if (has_groups(job.weight)) {
-    grouped<kStreams>(job, begin, end, panel, apart, scratch);
-  } else if (job.weight->format == TG_WEIGHT_INT8) {
+void panels_at(const Linear &job, const Walk &walk, int64_t panel, int64_t apart, char *scratch) {
+  if (job.weight->format == TG_WEIGHT_INT8) {
     whole<true, kStreams>(job, walk, panel, apart, scratch);
   } else {
     whole<false, kStreams>(job, walk, panel, apart, scratch);
@@ -329,9 +314,9 @@ void panels_at(const Linear &job, const Walk &walk, int64_t begin, int64_t end, 
 
 // As many of the panels [panel, last) as kStreams side by side take.
 template <int kStreams>
-int64_t streams_by(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int64_t panel, int64_t last, char *scratch) {
+int64_t streams_by(const Linear &job, const Walk &walk, int64_t panel, int64_t last, char *scratch) {
   const int64_t apart = (last - panel) / kStreams;
-  for (int64_t i = 0; i < apart; i++) panels_at<kStreams>(job, walk, begin, end, panel + i, apart, scratch);
+  for (int64_t i = 0; i < apart; i++) panels_at<kStreams>(job, walk, panel + i, apart, scratch);
   return panel + apart * kStreams;
 }
 
@@ -340,23 +325,22 @@ int64_t streams_by(const Linear &job, const Walk &walk, int64_t begin, int64_t e
 int64_t tile_scratch(const tg_weight *weight, int64_t rows) {
   // A step may have fewer rows than these, and be walked in larger blocks for it.
   const int64_t columns = columns_of(weight), block = least(most_rows(columns), round_up(ceil_div(rows, 16), 2));
-  const bool slabs = columns * kBlockRows > kBlockTiles && !has_groups(weight);
-  return block * (slabs ? kWaiting : kMostStreams) * kTile + (4 + kMostStreams * 2) * kTile;
+  const bool slabs = columns * kBlockRows > kBlockTiles;
+  return block * (slabs ? kWaiting : kMostStreams) * kTile + (unpacks(weight) ? kUnpacked : 0);
 }
 
 void multiply_tiles(const Linear &job, char *scratch) {
-  const TileConfig config(job.weight->group == 32 ? 32 : 64);
-  config.use();
+  TileConfig(64).use();
   const Walk walk = walk_of(job.weight, job.rows - job.first);
   const int64_t tiles = ceil_div(job.rows, 16);
   for (int64_t begin = job.first / 16; begin < tiles; begin += walk.block) {
     const int64_t end = least(begin + walk.block, tiles);
     int64_t panel = job.panels.begin;
     const int64_t last = job.panels.end;
-    if (walk.tiles <= 2 || has_groups(job.weight)) {
-      if (walk.tiles == 1) panel = streams_by<4>(job, walk, begin, end, panel, last, scratch);
-      panel = streams_by<2>(job, walk, begin, end, panel, last, scratch);
-      streams_by<1>(job, walk, begin, end, panel, last, scratch);
+    if (walk.tiles <= 2 && !unpacks(job.weight)) {
+      if (walk.tiles == 1) panel = streams_by<4>(job, walk, panel, last, scratch);
+      panel = streams_by<2>(job, walk, panel, last, scratch);
+      streams_by<1>(job, walk, panel, last, scratch);
       continue;
     }
     const int64_t most_panels = walk.slab < walk.columns ? kWaiting : last - panel;
