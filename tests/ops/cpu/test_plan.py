@@ -41,7 +41,7 @@ from textgen.quantization.stored import ByRows, DeferredFormat, StoredFormat
 from textgen.shard.cache import KvCache, allocate_cache
 
 TOKENS, SLOTS = 120, 70
-# The tokens of four sequences in each step. With few of them products of weights in groups take x in integers everywhere.
+# The tokens of four sequences in each step. With few of them weights in groups are multiplied by integers everywhere.
 CHUNKS = ((40, 1, 30, 1), (29, 7, 1, 0), (1, 1, 2, 0))
 FEW = ((10, 2, 10, 1), (10, 2, 10, 0), (10, 2, 10, 0), (10, 2, 3, 0), (10, 1, 0, 0), (10, 0, 0, 0), (10, 0, 0, 0))
 CLEAR = 2e-5  # where two experts' scores are nearer, sums in another order may choose the other
