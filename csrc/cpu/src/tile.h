@@ -15,13 +15,8 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Products over `bytes` bytes of a row of x, 32 or 64.
-  explicit TileConfig(int64_t bytes) {
-    for (int tile = 0; tile < 8; tile++) {
-      const bool of_x = tile == 4 || tile == 5, of_weight = tile > 5;
-      row_bytes[tile] = static_cast<uint16_t>(of_x ? bytes : 64);
-      rows[tile] = static_cast<uint8_t>(of_weight ? bytes / 4 : 16);
-    }
+  TileConfig() {
+    for (int tile = 0; tile < 8; tile++) row_bytes[tile] = 64, rows[tile] = 16;
   }
   TG_INLINE void use() const;
 };

@@ -112,8 +112,19 @@ def test_the_sum_of_experts(native: Native, rng: random.Random, dtype: torch.dty
 @pytest.mark.parametrize(("form", "group"), FEW_BITS)
 def test_experts_of_few_bits(native: Native, rng: random.Random, form: int, group: int, tokens: int) -> None:
     """What goes down may be of another form than what goes up. Rows are quantized before each product."""
+    count = rng.choice([4, 8])
+    few_bits(native, rng, form, group, tokens, count, rng.randint(1, 4))
+
+
+@pytest.mark.parametrize(("form", "group"), FEW_BITS)
+def test_every_expert_pads_its_rows(native: Native, rng: random.Random, form: int, group: int) -> None:
+    """As many rows as the plan may have, of each expert one more than what is whole: nothing has room to spare."""
+    few_bits(native, rng, form, group, 33, 4, 4)
+
+
+def few_bits(native: Native, rng: random.Random, form: int, group: int, tokens: int, count: int, top: int) -> None:
     form_down, group_down = rng.choice([(form, group), (Q6_K, 0), (INT8, 0)])
-    count, top, unit = rng.choice([4, 8]), rng.randint(1, 4), 256
+    unit = 256
     ins, neurons, outs = unit * rng.randint(1, 2), unit, rng.choice([7, 48, 300])
     up = [random_matrix(rng, form, 2 * neurons, ins, group) for _ in range(count)]
     down = [random_matrix(rng, form_down, outs, neurons, group_down) for _ in range(count)]

@@ -203,7 +203,8 @@ def test_quantized_weights_multiply_alike(architecture: str, form: WeightFormat,
 def test_products_of_many_rows_in_four_bits_lose_no_more(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Than the reference does, which has activations in eight bits: where tiles are used they are in bfloat16."""
+    """Than 1.5 times what the reference does, which has activations in eight bits: where tiles are used they are in
+    bfloat16."""
     decoder = drawn(architecture, tmp_path, torch.float32, Int4Format(32))
     model = planned(record(decoder))
     found = {seed: (logits(model, seed), logits(decoder, seed)) for seed in (6, 7, 8)}

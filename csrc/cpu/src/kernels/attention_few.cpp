@@ -13,7 +13,7 @@ namespace tg::TG_ISA {
 
 namespace {
 
-constexpr int kScores = 0, kQuery = 4, kKeys = 6;  // tiles: four, two, two
+constexpr int kScores = 0, kQuery = 4, kKeys = 6;  // tiles: four, one, two
 constexpr int64_t kGroups = kFewUnit / 16;         // of 16 keys in a unit
 static_assert(kGroups == 4);
 // How often memory is asked while 32 numbers of all keys are multiplied, and before weights are found, where it is once for each
@@ -21,7 +21,7 @@ static_assert(kGroups == 4);
 constexpr int64_t kOfKeys = 16, kOfWeights = 24;
 
 struct FewConfig : TileConfig {
-  explicit FewConfig(int64_t columns) : TileConfig(64) {
+  explicit FewConfig(int64_t columns) {
     for (int tile = 0; tile < kKeys; tile++) {
       row_bytes[tile] = static_cast<uint16_t>(columns * 4);
       rows[tile] = 16;

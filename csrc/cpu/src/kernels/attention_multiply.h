@@ -15,7 +15,7 @@ constexpr int64_t kTile = 512;  // bfloat16 numbers of a tile
 
 // While there is one, products may be made.
 struct Products {
-  Products() { TileConfig(64).use(); }
+  Products() { TileConfig().use(); }
   ~Products() { tile_release(); }
 };
 

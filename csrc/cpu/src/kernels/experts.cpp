@@ -32,10 +32,12 @@ Experts read_form(const tg_op &op, const tg_buffer *buffers) {
   return form;
 }
 
-// Bytes of the prepared rows of `pairs` rows, however many of the experts share them.
+// Bytes of the prepared rows of `pairs` rows, however many of the experts share them: each fills up its last 16, and has more or
+// fewer bytes to a row than all would have together.
 int64_t prepared_bytes(const tg_weight *weight, int64_t pairs, int64_t experts) {
   const int64_t active = least(experts, pairs);
-  return layout_of(weight, pairs).bytes + active * layout_of(weight, 16).bytes;
+  const Layout all = layout_of(weight, pairs);
+  return all.bytes + active * most(layout_of(weight, 16).bytes, 16 * all.row_bytes);
 }
 
 // What all workers see of a step: pairs sorted by expert, their rows on the way through the products.

@@ -23,7 +23,7 @@ void run_linear(const tg_op &op, const Run &run) {
   const bool tiles = layout.way != Way::kVectors;
   // Rows that y is written over have to be copied.
   const bool as_it_is = !tiles && op.args[2] != op.args[3] && is_prepared(weight, x);
-  // One row is prepared by each worker for itself: that takes less time than to meet.
+  // Who unpacks a weight does so for all rows. One row is prepared by each worker for itself: that takes less time than to meet.
   const bool alone = rows == 1, own = rows >= kOwnRows * run.workers && layout.way != Way::kUnpacked;
   char *space = alone ? run.scratch : run.shared;
   Share share = run.share(rows);

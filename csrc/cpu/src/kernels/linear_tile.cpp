@@ -17,7 +17,7 @@ constexpr int64_t kBlockRows = 16;            // tiles of rows that a block has 
 constexpr int64_t kPartTiles = 24;            // of a panel, in the first-level cache: whole records, if it is unpacked to them
 constexpr int64_t kWaiting = 32;              // panels whose sums wait
 constexpr int64_t kMostStreams = 4;
-constexpr int64_t kUnpacked = 2 * kPartTiles * kTile;  // bytes
+constexpr int64_t kUnpackedBytes = 2 * kPartTiles * kTile;
 
 // How rows and inputs are walked.
 struct Walk {
@@ -48,47 +48,40 @@ Walk walk_of(const tg_weight *weight, int64_t rows) {
   return walk;
 }
 
-template <int kAhead>
 TG_INLINE void fetch_tile(const uint8_t *from) {
+  constexpr int kAhead = 4096;
 #pragma GCC unroll 16
   for (int line = 0; line < 16; line++) __builtin_prefetch(from + kAhead + line * 64, 0, 2);
 }
 
-// sums (kRowTiles x kStreams tiles, one after the other) = or += x * weight over `columns` tiles.
-template <bool kInteger, int kRowTiles, int kStreams, bool kFetch>
-void multiply(const char *x, int64_t x_apart, const uint8_t *const (&weight)[kStreams], int64_t columns, bool first, char *sums) {
+// sums (kRowTiles x kStreams tiles, one after the other) = x * weight over `columns` tiles.
+template <bool kInteger, int kRowTiles, int kStreams>
+void multiply(const char *x, int64_t x_apart, const uint8_t *const (&weight)[kStreams], int64_t columns, char *sums) {
   static_assert(kRowTiles * kStreams <= 4);
   constexpr int kAll = kRowTiles * kStreams;
-  if (first) {
-    tile_zero<0>();
-    if constexpr (kAll > 1) tile_zero<1>();
-    if constexpr (kAll > 2) tile_zero<2>(), tile_zero<3>();
-  } else {
-    tile_load<0>(sums);
-    if constexpr (kAll > 1) tile_load<1>(sums + kTile);
-    if constexpr (kAll > 2) tile_load<2>(sums + 2 * kTile), tile_load<3>(sums + 3 * kTile);
-  }
-  constexpr int kAhead = 4096;
+  tile_zero<0>();
+  if constexpr (kAll > 1) tile_zero<1>();
+  if constexpr (kAll > 2) tile_zero<2>(), tile_zero<3>();
   for (int64_t i = 0; i < columns; i++) {
     const int64_t at = i * kTile;
     tile_load<4>(x + at);
     if constexpr (kRowTiles == 2) tile_load<5>(x + x_apart + at);
     tile_load<6>(weight[0] + at);
-    if constexpr (kFetch) fetch_tile<kAhead>(weight[0] + at);
+    fetch_tile(weight[0] + at);
     tile_dot<kInteger, 0, 4, 6>();
     if constexpr (kRowTiles == 2) tile_dot<kInteger, kStreams, 5, 6>();
     if constexpr (kStreams > 1) {
       tile_load<7>(weight[1] + at);
-      if constexpr (kFetch) fetch_tile<kAhead>(weight[1] + at);
+      fetch_tile(weight[1] + at);
       tile_dot<kInteger, 1, 4, 7>();
       if constexpr (kRowTiles == 2) tile_dot<kInteger, kStreams + 1, 5, 7>();
     }
     if constexpr (kStreams > 2) {
       tile_load<6>(weight[2] + at);
-      if constexpr (kFetch) fetch_tile<kAhead>(weight[2] + at);
+      fetch_tile(weight[2] + at);
       tile_dot<kInteger, 2, 4, 6>();
       tile_load<7>(weight[3] + at);
-      if constexpr (kFetch) fetch_tile<kAhead>(weight[3] + at);
+      fetch_tile(weight[3] + at);
       tile_dot<kInteger, 3, 4, 7>();
     }
   }
@@ -97,10 +90,10 @@ void multiply(const char *x, int64_t x_apart, const uint8_t *const (&weight)[kSt
   if constexpr (kAll > 2) tile_store<2>(sums + 2 * kTile), tile_store<3>(sums + 3 * kTile);
 }
 
-// The sums of a block's row tile and stream: of two row tiles at a time those of one stream follow each other.
+// Where the sums of a row lie, of its first panel: those of two row tiles follow each other, with a tile for each panel.
 template <int kStreams>
-TG_INLINE char *sums_at(char *sums, int64_t tile) {
-  return sums + tile * kStreams * kTile;
+TG_INLINE const char *sums_of(const char *sums, int64_t row) {
+  return sums + row / 16 * kStreams * kTile + row % 16 * 64;
 }
 
 // What is asked for while others are multiplied: so many lines of each stream with each tile of inputs.
@@ -156,8 +149,7 @@ TG_INLINE void finish_row(const Linear &job, int64_t row, int64_t panel, int64_t
 template <bool kInteger, int kStreams>
 void finish(const Linear &job, int64_t tile, int64_t tiles, int64_t panel, int64_t apart, const char *sums) {
   for (int64_t row = tile * 16; row < least((tile + tiles) * 16, job.rows); row++) {
-    const char *from = sums + (row / 16 - tile) * kStreams * kTile + row % 16 * 64;
-    finish_row<kInteger, kStreams>(job, row, panel, apart, from);
+    finish_row<kInteger, kStreams>(job, row, panel, apart, sums_of<kStreams>(sums, row - tile * 16));
   }
 }
 
@@ -175,13 +167,13 @@ struct Rest {
   }
   TG_INLINE void some(int64_t most) {
     for (; most > 0 && row < end; most--, row++) {
-      finish_row<kInteger, kStreams>(job, row, panel, 1, sums + (row / 16 - tile) * kStreams * kTile + row % 16 * 64);
+      finish_row<kInteger, kStreams>(job, row, panel, 1, sums_of<kStreams>(sums, row - tile * 16));
     }
   }
   TG_INLINE void all() { some(end - row); }
 };
 
-// As `multiply`, of many rows: those of x pass through the first cache, in which the weight stays.
+// Of many rows, sums = or +=: those of x pass through the first cache, in which the weight stays.
 template <bool kInteger, int kRowTiles, int kStreams>
 void pass(const char *x, int64_t x_apart, const uint8_t *const (&weight)[kStreams], Ahead<kStreams> &ahead,
           Rest<kInteger, kStreams> &rest, int64_t columns, bool first, char *sums) {
@@ -222,11 +214,11 @@ void whole(const Linear &job, const Walk &walk, int64_t panel, int64_t apart, ch
   for (int s = 0; s < kStreams; s++) from[s] = job.weight->values + (panel + s * apart) * job.weight->panel_bytes;
   if constexpr (kStreams <= 2) {
     if (walk.tiles == 2) {
-      multiply<kInteger, 2, kStreams, true>(job.x.values, 16 * job.x.row_bytes, from, walk.columns, true, sums);
+      multiply<kInteger, 2, kStreams>(job.x.values, 16 * job.x.row_bytes, from, walk.columns, sums);
       return finish<kInteger, kStreams>(job, 0, 2, panel, apart, sums);
     }
   }
-  multiply<kInteger, 1, kStreams, true>(job.x.values, 0, from, walk.columns, true, sums);
+  multiply<kInteger, 1, kStreams>(job.x.values, 0, from, walk.columns, sums);
   finish<kInteger, kStreams>(job, 0, 1, panel, apart, sums);
 }
 
@@ -285,7 +277,7 @@ void block(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int6
 template <bool kInteger>
 void slabs(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int64_t panel, int64_t last, char *scratch) {
   Rest<kInteger, 2> rest = {job};
-  char *unpacked = scratch, *begins = scratch + (unpacks(job.weight) ? kUnpacked : 0);
+  char *unpacked = scratch, *begins = scratch + (unpacks(job.weight) ? kUnpackedBytes : 0);
   for (int64_t column = 0; column < walk.columns; column += walk.slab) {
     char *sums = begins;
     for (int64_t at = panel; at < last; at += 2) {
@@ -326,11 +318,11 @@ int64_t tile_scratch(const tg_weight *weight, int64_t rows) {
   // A step may have fewer rows than these, and be walked in larger blocks for it.
   const int64_t columns = columns_of(weight), block = least(most_rows(columns), round_up(ceil_div(rows, 16), 2));
   const bool slabs = columns * kBlockRows > kBlockTiles;
-  return block * (slabs ? kWaiting : kMostStreams) * kTile + (unpacks(weight) ? kUnpacked : 0);
+  return block * (slabs ? kWaiting : kMostStreams) * kTile + (unpacks(weight) ? kUnpackedBytes : 0);
 }
 
 void multiply_tiles(const Linear &job, char *scratch) {
-  TileConfig(64).use();
+  TileConfig().use();
   const Walk walk = walk_of(job.weight, job.rows - job.first);
   const int64_t tiles = ceil_div(job.rows, 16);
   for (int64_t begin = job.first / 16; begin < tiles; begin += walk.block) {
