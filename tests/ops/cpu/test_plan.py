@@ -41,7 +41,7 @@ from textgen.quantization.stored import ByRows, DeferredFormat, StoredFormat
 from textgen.shard.cache import KvCache, allocate_cache
 
 TOKENS, SLOTS = 120, 70
-# The tokens of four sequences in each step. With few of them weights in groups are multiplied by integers everywhere.
+# The tokens of four sequences in each step. With few of them tiles too have x in integers for weights in groups.
 CHUNKS = ((40, 1, 30, 1), (29, 7, 1, 0), (1, 1, 2, 0))
 FEW = ((10, 2, 10, 1), (10, 2, 10, 0), (10, 2, 10, 0), (10, 2, 3, 0), (10, 1, 0, 0), (10, 0, 0, 0), (10, 0, 0, 0))
 CLEAR = 2e-5  # where two experts' scores are nearer, sums in another order may choose the other
@@ -192,10 +192,11 @@ def test_quantized_weights_multiply_alike(architecture: str, form: WeightFormat,
     """A number that is rounded the other way makes a step in what follows: by the median it is as good as equal."""
     decoder = drawn(architecture, tmp_path, torch.float32, form)
     recording = record(decoder)
-    expected = {seed: logits(decoder, seed, steps=FEW) for seed in (6, 7, 8)}
+    steps = FEW if isinstance(form, Int4Format) and kernels().isa == "amx" else CHUNKS
+    expected = {seed: logits(decoder, seed, steps=steps) for seed in (6, 7, 8)}
     for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording)):
-        assert median(apart(logits(model, seed, steps=FEW), right) for seed, right in expected.items()) < 1e-2
-    float32 = logits(load(tmp_path), 6, steps=FEW)
+        assert median(apart(logits(model, seed, steps=steps), right) for seed, right in expected.items()) < 1e-2
+    float32 = logits(load(tmp_path), 6, steps=steps)
     assert apart(expected[6], float32) > 1e-3, "nothing was quantized"
 
 
