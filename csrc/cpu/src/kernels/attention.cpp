@@ -106,7 +106,7 @@ class Tasks {
     if (done()) return;
     const int64_t rows = step_.lengths[task_.segment] * form_.share;
     task_.many = form_.packs && rows > kRows;
-    task_.few = form_.packs && kHasTiles && rows <= kRows;
+    task_.few = form_.packs && kHasFew && rows <= kRows;
     task_.heads = task_.many ? 1 : form_.together;
     size_ = task_.many ? kManyRows : kRows;
     tiles_ = ceil_div(rows, size_);
@@ -123,7 +123,7 @@ class Tasks {
     task_.end = task_.start + (task_.first + task_.count - 1) / form_.share + 1;
     task_.units = ceil_div(task_.end - task_.begin, task_.unit_keys());
     if (task_.few) {
-      task_.weight = (1200 + 30 * task_.count) * task_.heads;
+      task_.weight = (kHasTiles ? 1200 + 30 * task_.count : 300 + 300 * task_.count) * task_.heads;
     } else if (task_.many) {
       task_.weight = kHasTiles ? 1500 + 90 * task_.count : 2500 + 700 * task_.count;
     } else {
@@ -264,7 +264,7 @@ void attention_run(const tg_op &op, const Run &run) {
         const bool goes_on = !last && !following.done() && (!end.is_in(following.task()) || end.unit > 0);
         const Task *then = goes_on && !following.task().many ? &following.task() : nullptr;
         if (task.few) {
-          attend_few_by_tiles(form, task, run, space, partial, from, to, then);
+          attend_few(form, task, run, space, partial, from, to, then);
         } else if (task.many) {
           attend_many(form, task, run, space, partial, from, to);
         } else {

@@ -17,6 +17,13 @@ constexpr bool kHasTiles = true;
 constexpr bool kHasTiles = false;
 #endif
 
+// Whether few rows in bfloat16 have code of their own.
+#if defined(__AVX512BF16__)
+constexpr bool kHasFew = true;
+#else
+constexpr bool kHasFew = false;
+#endif
+
 constexpr int64_t kUnit = 64;        // keys of a unit of vector code
 constexpr int64_t kManyUnit = 128;   // keys of a unit of packed code
 constexpr int64_t kRows = 16;        // rows of a head in a task of few, by vector or by tile code
@@ -62,7 +69,7 @@ struct Task {
   int64_t begin, end;
   int64_t units;
   int64_t heads;
-  bool many, few;  // by packed code; by tile code; neither: by vector code
+  bool many, few;  // by packed code; of few rows by products of pairs; neither: by vector code
   int64_t weight;  // of a unit: about the cycles that it takes
 
   TG_INLINE int64_t unit_keys() const { return few ? kFewUnit : many ? kManyUnit : kUnit; }
@@ -252,9 +259,9 @@ void attend_by_vectors(const Attention &form, const Task &task, const Run &run, 
                        int64_t first, int64_t last, bool asked, const Task *then);
 void attend_many(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                  int64_t first, int64_t last);
-// The same of few rows.
-void attend_few_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
-                         int64_t first, int64_t last, const Task *then);
+// The same of few rows, by tiles (attention_few.cpp) or by products of pairs (attention_pairs.cpp).
+void attend_few(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                int64_t first, int64_t last, const Task *then);
 
 // Goes through the cache's rows of consecutive positions of a segment.
 struct Rows {

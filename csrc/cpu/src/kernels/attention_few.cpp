@@ -4,7 +4,7 @@
 // Scores come key by key and are turned back. Values are added up by vectors in float32: to pack them as the right side of a
 // product takes twice as long as that, and so do vectors' products of pairs. Tiles of all heads are stored before the first is
 // read, which would have to wait for it. What is left to wait for is memory.
-#include "attention_ahead.h"
+#include "attention_few.h"
 #include "attention_pack.h"
 
 namespace tg::TG_ISA {
@@ -14,7 +14,6 @@ namespace tg::TG_ISA {
 namespace {
 
 constexpr int kScores = 0, kQuery = 4, kKeys = 6;  // tiles: four, one, two
-constexpr int64_t kGroups = kFewUnit / 16;         // of 16 keys in a unit
 static_assert(kGroups == 4);
 // How often memory is asked while 32 numbers of all keys are multiplied, and before weights are found, where it is once for each
 // value: in proportion to the time these take.
@@ -40,54 +39,6 @@ void turn_queries(const Attention &form, const Task &task, const Run &run, int64
     }
   }
 }
-
-// Numbers of up to 16 tokens as bfloat16, with the same distance from one to the next, in numbers.
-struct Sixteen {
-  const Bf16 *from;
-  int64_t stride;
-};
-
-// A unit's rows of the cache by sixteens, and which of these follow each other there.
-struct Groups {
-  const int64_t *rows;
-  int64_t count, groups;
-  bool even[kGroups];
-
-  explicit Groups(const CacheUnit &unit) : rows(unit.rows), count(unit.count), groups(ceil_div(unit.count, 16)) {
-    for (int64_t g = 0; g < groups; g++) {
-      bool follows = true;
-      for (int64_t i = g * 16; i < least(g * 16 + 16, count); i++) follows = follows && rows[i] == rows[g * 16] + i - g * 16;
-      even[g] = follows;
-    }
-  }
-  int64_t count_of(int64_t g) const { return least(16, count - g * 16); }
-
-  // As they lie, or in `copies`, [16][padded] numbers for each group, with zeros behind the last row. all: that there are 16.
-  TG_INLINE Sixteen at(const Attention &form, const Cached &cached, int64_t g, bool all, Bf16 *copies) const {
-    if (form.cache_dtype == TG_BF16 && even[g] && cached.dim == cached.padded && (!all || count_of(g) == 16)) {
-      const Bf16 *from = reinterpret_cast<const Bf16 *>(cached.address) + cached.head * cached.dim;
-      return {from + rows[g * 16] * cached.stride, cached.stride};
-    }
-    Bf16 *to = copies + g * 16 * cached.padded;
-    copy(form, cached, g, to);
-    return {to, cached.padded};
-  }
-
- private:
-  void copy(const Attention &form, const Cached &cached, int64_t g, Bf16 *to) const {
-    const int64_t filled = count_of(g);
-    const Bf16 *places[16];
-    if (form.cache_dtype == TG_I8) {
-      locate<Bf16, int8_t>(cached, rows + g * 16, filled, to, places);
-    } else {
-      locate<Bf16, Bf16>(cached, rows + g * 16, filled, to, places);
-      for (int64_t i = 0; i < filled; i++) {
-        if (places[i] != to + i * cached.padded) memcpy(to + i * cached.padded, places[i], cached.padded * sizeof(Bf16));
-      }
-    }
-    memset(to + filled * cached.padded, 0, (16 - filled) * cached.padded * sizeof(Bf16));
-  }
-};
 
 // Scores [kGroups][16 keys][columns] of a unit's keys and the turned queries.
 template <int kColumns, typename F>
@@ -141,82 +92,6 @@ TG_INLINE void turn_scores(const float *from, float *to) {
   }
 }
 
-// Of 32 numbers in their order those with even places, and those with odd ones; and back.
-struct Parted {
-  Vec even, odd;
-};
-TG_INLINE Parted part(Vec low, Vec high) {
-  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-  return {_mm512_permutex2var_ps(low, even, high), _mm512_permutex2var_ps(low, odd, high)};
-}
-TG_INLINE void join(const Parted &parted, float *to) {
-  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-  store(to, _mm512_permutex2var_ps(parted.even, low, parted.odd));
-  store(to + kLanes, _mm512_permutex2var_ps(parted.even, high, parted.odd));
-}
-
-// out[row] += sum over keys of weights[row][key] * values[key], for so many rows and 32 columns a chunk. A vector of the cache has
-// two of floats: the even numbers, whose bits are moved up, and the odd ones, whose bits are where they belong.
-template <int kRowsOf, int kChunks, typename F>
-TG_INLINE void add_values(const float *weights, const Sixteen *values, int64_t count, float *out, int64_t stride,
-                          const F &before) {
-  Vec total[kRowsOf][2 * kChunks];
-#pragma GCC unroll 4
-  for (int r = 0; r < kRowsOf; r++) {
-#pragma GCC unroll 2
-    for (int c = 0; c < kChunks; c++) {
-      const Parted parted = part(load(out + r * stride + c * 32), load(out + r * stride + c * 32 + kLanes));
-      total[r][2 * c] = parted.even, total[r][2 * c + 1] = parted.odd;
-    }
-  }
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-  for (int64_t first = 0; first < count; first += 16, values++) {
-    const Bf16 *from = values->from;
-    const int64_t last = least(first + 16, count);
-    for (int64_t key = first; key < last; key++, from += values->stride) {
-      before();
-      Vec numbers[2 * kChunks];
-#pragma GCC unroll 2
-      for (int c = 0; c < kChunks; c++) {
-        const __m512i both = _mm512_loadu_si512(from + c * 32);
-        numbers[2 * c] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-        numbers[2 * c + 1] = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < kRowsOf; r++) {
-        const Vec weight = splat(weights[r * kFewUnit + key]);
-#pragma GCC unroll 4
-        for (int c = 0; c < 2 * kChunks; c++) total[r][c] = fma(weight, numbers[c], total[r][c]);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < kRowsOf; r++) {
-#pragma GCC unroll 2
-    for (int c = 0; c < kChunks; c++) join({total[r][2 * c], total[r][2 * c + 1]}, out + r * stride + c * 32);
-  }
-}
-
-// The same for all columns.
-template <int kRowsOf, typename F>
-TG_INLINE void add_values(const Attention &form, const float *weights, const Sixteen *values, int64_t count, float *out,
-                          const F &before) {
-  Sixteen columns[kGroups];
-  int64_t column = 0;
-  const auto from = [&]() {
-    for (int64_t g = 0; g < ceil_div(count, 16); g++) columns[g] = {values[g].from + column, values[g].stride};
-    return columns;
-  };
-  for (; column + 64 <= form.padded_value; column += 64) {
-    add_values<kRowsOf, 2>(weights, from(), count, out + column, form.padded_value, before);
-  }
-  for (; column < form.padded_value; column += 32) {
-    add_values<kRowsOf, 1>(weights, from(), count, out + column, form.padded_value, before);
-  }
-}
-
 // kColumns: of a tile of queries, at least the task's rows.
 template <int kColumns>
 void attend(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
@@ -230,22 +105,9 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     turn_queries(form, one, run, kColumns, query + (one.kv_head - task.kv_head) * form.padded_dim * kColumns);
   });
   const int64_t chunks = form.padded_dim / 32;
-  Rows walk(*form.group, task.segment, task.begin + first * kFewUnit);
-  CacheUnit units[2];
-  units[first & 1].find(task, first, walk);
-  for (int64_t unit = first; unit < last; unit++) {
-    const Groups groups(units[unit & 1]);
-    const int64_t key = task.begin + unit * kFewUnit, padded = groups.groups * 16;
-    CacheUnit &next = units[(unit + 1) & 1];
-    next.count = 0;
-    if (unit + 1 < last) {
-      next.find(task, unit + 1, walk);
-    } else if (then != nullptr) {
-      Rows other(*form.group, then->segment, then->begin);
-      next.find(*then, 0, other);
-    }
-    CacheAhead ahead(form, unit + 1 < last || then == nullptr ? task : *then, next, CacheAhead::kBoth,
-                     task.heads * (chunks * kOfKeys + kOfWeights + groups.count * ceil_div(task.count, 4)));
+  const auto calls = [&](int64_t count) { return task.heads * (chunks * kOfKeys + kOfWeights + count * ceil_div(task.count, 4)); };
+  each_unit(form, task, first, last, then, calls, [&](const Groups &groups, int64_t key, CacheAhead &ahead) {
+    const int64_t padded = groups.groups * 16;
     const auto scores_of = [&](int64_t head) { return space.scores + head * kRows * kFewUnit; };
     for (int64_t begin = 0; begin < task.heads; begin += kHeads) {
       const int64_t end = least(begin + kHeads, task.heads);
@@ -273,22 +135,17 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
                                           own.out + row * form.padded_value, [&] { ahead.ask(); });
       });
     });
-  }
+  });
   tile_release();
 }
 
 }  // namespace
 
-void attend_few_by_tiles(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
-                         int64_t first, int64_t last, const Task *then) {
+void attend_few(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
+                int64_t first, int64_t last, const Task *then) {
   if (task.count <= 4) return attend<4>(form, task, run, space, partial, first, last, then);
   attend<16>(form, task, run, space, partial, first, last, then);
 }
-
-#else
-
-void attend_few_by_tiles(const Attention &, const Task &, const Run &, const Workspace &, const Partial &, int64_t, int64_t,
-                         const Task *) {}
 
 #endif
 

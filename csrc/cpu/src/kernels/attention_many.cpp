@@ -21,11 +21,12 @@ void pack_keys(const Attention &form, const Bf16 *const *keys, int64_t count, Bf
   }
 }
 
-// Whether a row of rows first to last of a task sees one of `count` keys from position `key` on.
-TG_INLINE bool sees(const Attention &form, const Task &task, int64_t first, int64_t last, int64_t key, int64_t count) {
+// Which of `count` keys from position `key` on rows first to last of a task see: those from a multiple of 32 on.
+TG_INLINE Share seen_by(const Attention &form, const Task &task, int64_t first, int64_t last, int64_t key, int64_t count) {
   const int64_t latest = task.start + (task.first + last) / form.share;
   const int64_t earliest = task.start + (task.first + first) / form.share;
-  return key <= latest && (form.window == 0 || key + count > earliest - form.window + 1);
+  const int64_t oldest = form.window == 0 ? 0 : most(earliest - form.window + 1 - key, 0);
+  return {oldest / 32 * 32, least(latest + 1 - key, count)};
 }
 
 // X: what queries and weights are multiplied as.
@@ -49,7 +50,6 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
   Rows walk(*form.group, task.segment, task.begin + first * kManyUnit);
   for (int64_t unit = first; unit < last; unit++) {
     const int64_t key = task.begin + unit * kManyUnit, count = least(kManyUnit, task.end - key);
-    const int64_t padded = round_up(count, 32);
     int64_t rows[kManyUnit];
     for (int64_t i = 0; i < count; i++) rows[i] = walk.next();
     if (form.cache_dtype == TG_I8) {
@@ -63,14 +63,17 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     pack_values(form, value_places, count, values);
     for (int64_t begin = 0; begin < task.count; begin += kBlock) {
       const int64_t end = least(begin + kBlock, task.count);
-      if (!sees(form, task, begin, end - 1, key, count)) continue;
-      multiply_keys(form, query + begin * form.padded_dim, keys, padded, end - begin, space.scores);
+      const Share seen = seen_by(form, task, begin, end - 1, key, count);
+      const int64_t some = seen.end - seen.begin, padded = round_up(some, 32);
+      if (some <= 0) continue;
+      multiply_keys(form, query + begin * form.padded_dim, keys + seen.begin * form.padded_dim, padded, end - begin, space.scores);
       for (int64_t row = begin; row < end; row += kLanes) {
         const int64_t from = (row - begin) * kManyUnit;
-        weigh<X, true>(form, task, partial, row, least(kLanes, end - row), space.scores + from, weights + from, kManyUnit, key,
-                       count, padded);
+        weigh<X, true>(form, task, partial, row, least(kLanes, end - row), space.scores + from, weights + from, kManyUnit,
+                       key + seen.begin, some, padded);
       }
-      multiply_values(form, weights, values, padded, end - begin, partial.out + begin * form.padded_value);
+      multiply_values(form, weights, values + seen.begin * form.padded_value, padded, end - begin,
+                      partial.out + begin * form.padded_value);
     }
   }
 }

@@ -62,22 +62,6 @@ TG_INLINE void products(const float *query, int64_t stride, const T *const *keys
 #pragma GCC unroll 4
   for (int r = 0; r < queries; r++) store(scores + r * kUnit, sums(total[r]));
 }
-#if defined(__AVX512BF16__)
-template <int queries>
-TG_INLINE void products(const Bf16 *query, int64_t stride, const Bf16 *const *keys, int64_t dim, float *scores) {
-  for (int r = 0; r < queries; r++) {
-    Vec total[kLanes] = {};
-    for (int64_t d = 0; d < dim; d += 2 * kLanes) {
-      const __m512bh q = (__m512bh)_mm512_loadu_si512(query + r * stride + d);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; i++) {
-        total[i] = _mm512_dpbf16_ps(total[i], q, (__m512bh)_mm512_loadu_si512(keys[i] + d));
-      }
-    }
-    store(scores + r * kUnit, sums(total));
-  }
-}
-#endif
 
 constexpr int64_t kOfKeys = 4;    // how often there is something to ask for while kLanes keys are multiplied; of a value it is once
 constexpr int64_t kBeside = 16;  // keys whose values are added for one head, then for the next
@@ -127,65 +111,6 @@ TG_INLINE void add_values(const Attention &form, const float *weights, const V *
     add_block<rows, 1>(weights, values, count, column, out, form.padded_value, before);
   }
 }
-
-#if defined(__AVX512BF16__)
-// The same for weights in bfloat16: products of two keys at a time. out[row] += sum over keys, for `rows` rows and 32 * chunks
-// columns; what is behind the last key has no weight.
-template <int rows, int chunks, typename F>
-TG_INLINE void add_pairs_block(const Bf16 *weights, const Bf16 *const *values, int64_t count, int64_t column, float *out,
-                               int64_t stride, const F &before) {
-  alignas(64) uint16_t low[32], high[32];
-  for (int i = 0; i < 16; i++) {
-    low[2 * i] = i, low[2 * i + 1] = i + 32;
-    high[2 * i] = i + 16, high[2 * i + 1] = i + 48;
-  }
-  const __m512i of_low = _mm512_load_si512(low), of_high = _mm512_load_si512(high);
-  Vec total[rows][2 * chunks];
-#pragma GCC unroll 16
-  for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 16
-    for (int c = 0; c < 2 * chunks; c++) total[r][c] = load(out + r * stride + column + c * kLanes);
-  }
-  for (int64_t key = 0; key < count; key += 2) {
-    before(key, column);
-    before(key + 1, column);
-    const Bf16 *first = values[key] + column, *second = values[least(key + 1, count - 1)] + column;
-    __m512bh both[2 * chunks];
-#pragma GCC unroll 16
-    for (int c = 0; c < chunks; c++) {
-      const __m512i x = _mm512_loadu_si512(first + c * 32), y = _mm512_loadu_si512(second + c * 32);
-      both[2 * c] = (__m512bh)_mm512_permutex2var_epi16(x, of_low, y);
-      both[2 * c + 1] = (__m512bh)_mm512_permutex2var_epi16(x, of_high, y);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-      int32_t two;
-      memcpy(&two, weights + r * kUnit + key, sizeof two);
-      const __m512bh w = (__m512bh)_mm512_set1_epi32(two);
-#pragma GCC unroll 16
-      for (int c = 0; c < 2 * chunks; c++) total[r][c] = _mm512_dpbf16_ps(total[r][c], w, both[c]);
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 16
-    for (int c = 0; c < 2 * chunks; c++) store(out + r * stride + column + c * kLanes, total[r][c]);
-  }
-}
-
-// The same for all columns.
-template <int rows, typename F>
-TG_INLINE void add_values(const Attention &form, const Bf16 *weights, const Bf16 *const *values, int64_t count, float *out,
-                          const F &before) {
-  int64_t column = 0;
-  for (; column + 64 <= form.padded_value; column += 64) {
-    add_pairs_block<rows, 2>(weights, values, count, column, out, form.padded_value, before);
-  }
-  for (; column < form.padded_value; column += 32) {
-    add_pairs_block<rows, 1>(weights, values, count, column, out, form.padded_value, before);
-  }
-}
-#endif
 
 // The task's queries in whole vectors; products of two bfloat16 keep theirs as they are.
 template <typename Q, typename T>
@@ -288,17 +213,6 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
 
 void attend_by_vectors(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                        int64_t first, int64_t last, bool asked, const Task *then) {
-#if defined(__AVX512BF16__)
-  if (form.q_dtype == TG_BF16 && (form.cache_dtype == TG_BF16 || form.cache_dtype == TG_I8)) {
-    const bool integers = form.cache_dtype == TG_I8;
-    if (slow_pairs()) {
-      if (integers) return attend<Bf16, Bf16, int8_t>(form, task, run, space, partial, first, last, asked, then);
-      return attend<Bf16, Bf16, Bf16>(form, task, run, space, partial, first, last, asked, then);
-    }
-    if (integers) return attend<Bf16, Bf16, int8_t, Bf16>(form, task, run, space, partial, first, last, asked, then);
-    return attend<Bf16, Bf16, Bf16, Bf16>(form, task, run, space, partial, first, last, asked, then);
-  }
-#endif
   if (form.cache_dtype == TG_I8) return attend<float, float, int8_t>(form, task, run, space, partial, first, last, asked, then);
   if (form.cache_dtype == TG_BF16) return attend<float, Bf16, Bf16>(form, task, run, space, partial, first, last, asked, then);
   if (form.cache_dtype == TG_F16) return attend<float, Half, Half>(form, task, run, space, partial, first, last, asked, then);
