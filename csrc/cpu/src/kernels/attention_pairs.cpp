@@ -11,7 +11,7 @@ namespace tg::TG_ISA {
 
 namespace {
 
-constexpr int kTogether = 4;  // rows that are multiplied together: their queries and sums, and the keys' numbers, are in registers
+constexpr int kTogether = 4;  // rows that are multiplied together: their sums, and queries of 64 numbers, are in registers
 // How often memory is asked while sixteen keys are multiplied, before weights are found, and while values of two keys are.
 constexpr int64_t kOfKeys = 4, kOfWeights = 8, kOfValues = 2;
 
@@ -75,7 +75,7 @@ struct Scorer {
     }
   }
 };
-static_assert(kOfKeys == 4);
+static_assert(kOfKeys == 4 && kRows == kLanes);
 
 // The scores of sixteen keys for so many queries, to `scores`, kFewUnit apart.
 template <int kRowsOf, typename F>
@@ -182,10 +182,11 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     each_head(form, task, partial, [&](const Task &one, const Partial &own) {
       const int64_t head = one.kv_head - task.kv_head, padded = groups.groups * 16;
       ahead.ask(kOfWeights);
-      if (one.count <= 4) {
-        return weigh<W, true, 4>(form, one, own, 0, one.count, scores_of(head), weights_of(head), kFewUnit, key, groups.count, padded);
-      }
-      weigh<W, true>(form, one, own, 0, one.count, scores_of(head), weights_of(head), kFewUnit, key, groups.count, padded);
+      const auto found = [&](auto most_rows) {
+        weigh<W, true, decltype(most_rows)::value>(form, one, own, 0, one.count, scores_of(head), weights_of(head), kFewUnit, key,
+                                                   groups.count, padded);
+      };
+      one.count <= kTogether ? found(Count<kTogether>()) : found(Count<kRows>());
     });
     for (int64_t g = 0; g < groups.groups; g++) {
       for (int64_t head = 0; head < task.heads; head++) {

@@ -1,4 +1,4 @@
-// Attention of few rows: a sequence's last token, or short runs of tokens. Any instruction set and type of cache.
+// Attention of few rows: a sequence's last token, or short runs of tokens. Any instruction set and type of cache, in float32.
 #include "attention_ahead.h"
 
 namespace tg::TG_ISA {
@@ -112,42 +112,27 @@ TG_INLINE void add_values(const Attention &form, const float *weights, const V *
   }
 }
 
-// The task's queries in whole vectors; products of two bfloat16 keep theirs as they are.
-template <typename Q, typename T>
-void copy_queries(const Attention &form, const Task &task, const Run &run, Q *to) {
+// The task's queries in whole vectors.
+template <typename T>
+void take_queries(const Attention &form, const Task &task, const Run &run, float *to) {
   for (int64_t row = 0; row < task.count; row++) {
     const int64_t at = task.first + row, head = task.kv_head * form.share + at % form.share;
     const T *from = run.row<T>(form.q, task.token + at / form.share) + head * form.head_dim;
-    Q *query = to + row * form.padded_dim;
-    for (int64_t i = 0; i < form.head_dim; i++) {
-      if constexpr (sizeof(Q) == sizeof(T)) {
-        query[i] = from[i];
-      } else {
-        query[i] = to_float(from[i]);
-      }
-    }
-    memset(query + form.head_dim, 0, (form.padded_dim - form.head_dim) * sizeof(Q));
+    float *query = to + row * form.padded_dim;
+    for (int64_t i = 0; i < form.head_dim; i++) query[i] = to_float(from[i]);
+    memset(query + form.head_dim, 0, (form.padded_dim - form.head_dim) * sizeof(float));
   }
 }
 
-template <typename Q>
-void take_queries(const Attention &form, const Task &task, const Run &run, Q *to) {
-  if (form.q_dtype == TG_BF16) return copy_queries<Q, Bf16>(form, task, run, to);
-  if constexpr (sizeof(Q) == 4) copy_queries<Q, float>(form, task, run, to);
-}
-
-// S is what the cache has, T what it becomes, W what weights are multiplied as.
-template <typename Q, typename T, typename S, typename W = float>
+// S is what the cache has, T what it becomes.
+template <typename T, typename S>
 void attend(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial, int64_t first,
             int64_t last, bool asked, const Task *then) {
-  const int64_t padded_value = sizeof(W) == 2 ? form.padded_value : form.value_lanes;
-  const auto query_of = [&](int64_t head) { return reinterpret_cast<Q *>(space.query) + head * kRows * form.padded_dim; };
+  const auto query_of = [&](int64_t head) { return reinterpret_cast<float *>(space.query) + head * kRows * form.padded_dim; };
   const auto scores_of = [&](int64_t head) { return space.scores + head * kRows * kUnit; };
-  const auto weights_of = [&](int64_t head) {
-    return reinterpret_cast<W *>(sizeof(W) == 2 ? space.weights : reinterpret_cast<char *>(space.scores)) + head * kRows * kUnit;
-  };
   each_head(form, task, partial, [&](const Task &one, const Partial &) {
-    take_queries(form, one, run, query_of(one.kv_head - task.kv_head));
+    float *to = query_of(one.kv_head - task.kv_head);
+    form.q_dtype == TG_BF16 ? take_queries<Bf16>(form, one, run, to) : take_queries<float>(form, one, run, to);
   });
   Rows walk(*form.group, task.segment, task.begin + first * kUnit);
   CacheUnit units[2];
@@ -187,21 +172,21 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     each_head(form, task, partial, [&](const Task &one, const Partial &own) {
       const int64_t head = one.kv_head - task.kv_head;
       for (int64_t row = 0; row < one.count; row += kLanes) {
-        weigh<W>(form, one, own, row, least(kLanes, one.count - row), scores_of(head) + row * kUnit,
-                 weights_of(head) + row * kUnit, kUnit, key, count, padded);
+        float *scores = scores_of(head) + row * kUnit;
+        weigh(form, one, own, row, least(kLanes, one.count - row), scores, scores, kUnit, key, count, padded);
       }
     });
     for (int64_t i = 0; i < count; i += kBeside) {
       const int64_t beside = least(kBeside, count - i);
       for (int64_t head = 0; head < task.heads; head++) {
         const T *values[kBeside];
-        const Cached of_values = cached_values(form, task.kv_head + head, padded_value);
+        const Cached of_values = cached_values(form, task.kv_head + head, form.value_lanes);
         locate<T, S>(of_values, rows + i, beside, reinterpret_cast<T *>(space.values), values);
         by_blocks<kQueries>(task.count, [&](auto queries, int64_t row) {
           const auto ask = [&](int64_t, int64_t column) {
             if (column == 0) of_keys.ask();
           };
-          add_values<decltype(queries)::value>(form, weights_of(head) + row * kUnit + i, values, beside,
+          add_values<decltype(queries)::value>(form, scores_of(head) + row * kUnit + i, values, beside,
                                                partial.out + (head * kRows + row) * form.padded_value, ask);
         });
       }
@@ -213,10 +198,10 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
 
 void attend_by_vectors(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
                        int64_t first, int64_t last, bool asked, const Task *then) {
-  if (form.cache_dtype == TG_I8) return attend<float, float, int8_t>(form, task, run, space, partial, first, last, asked, then);
-  if (form.cache_dtype == TG_BF16) return attend<float, Bf16, Bf16>(form, task, run, space, partial, first, last, asked, then);
-  if (form.cache_dtype == TG_F16) return attend<float, Half, Half>(form, task, run, space, partial, first, last, asked, then);
-  attend<float, float, float>(form, task, run, space, partial, first, last, asked, then);
+  if (form.cache_dtype == TG_I8) return attend<float, int8_t>(form, task, run, space, partial, first, last, asked, then);
+  if (form.cache_dtype == TG_BF16) return attend<Bf16, Bf16>(form, task, run, space, partial, first, last, asked, then);
+  if (form.cache_dtype == TG_F16) return attend<Half, Half>(form, task, run, space, partial, first, last, asked, then);
+  attend<float, float>(form, task, run, space, partial, first, last, asked, then);
 }
 
 }  // namespace tg::TG_ISA
