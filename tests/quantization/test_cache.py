@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.models.test_decoder import CPU
 from tests.models.tiny import make_model
-from tests.ops.cpu.test_plan import logits, planned
+from tests.ops.cpu.test_plan import kernels, logits, planned
 from tests.quantization.test_blocks import blocked
 from tests.quantization.test_packed import quantized
 from tests.seeds import fresh_seed
@@ -19,21 +20,47 @@ from textgen.models.decoder import Decoder
 from textgen.models.load import load_model
 from textgen.models.weights import WeightFiles
 from textgen.ops import select_ops
+from textgen.ops.cpu.packing import BF16, COMPACT
 from textgen.ops.cpu.record import record
 from textgen.parallel import Parallel
 from textgen.quantization.blocks import BlockFormat
 from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
+from textgen.quantization.formats import COMPACT_ISAS
 from textgen.quantization.integers import Int4Format, Int8Format
 from textgen.quantization.stored import DeferredFormat, StoredFormat
 
 
-def start(folder: Path, form: WeightFormat, cache: WeightsCache) -> torch.Tensor:
-    """What a shard does: logits of the plan."""
-    model = load_model(folder, torch.float32, CPU, Parallel(), select_ops(), format=CachedFormat(form, cache))
+def load(folder: Path, form: WeightFormat, dtype: torch.dtype = torch.bfloat16) -> Decoder:
+    model = load_model(folder, dtype, CPU, Parallel(), select_ops(), format=form)
     assert isinstance(model, Decoder)
-    made = planned(record(model))
+    return model
+
+
+def start(folder: Path, form: WeightFormat, cache: WeightsCache, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What a shard does: logits of the plan."""
+    made = planned(record(load(folder, CachedFormat(form, cache), dtype)))
     cache.commit()
     return logits(made, 3)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_numbers_that_are_too_far_apart_for_12_bits(architecture: str, tmp_path: Path) -> None:
+    """Some matrices stay as they are, and a start that maps all finds each in its own form."""
+    folder = tmp_path / "m"
+    make_model(folder, architecture, fresh_seed()).to(torch.bfloat16).save_pretrained(folder)
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    for name in sorted(name for name in tensors if name.endswith("proj.weight"))[::2]:
+        tensors[name] *= torch.exp2(-torch.randint(0, 60, tensors[name].shape))
+    save_file(tensors, path, {"format": "pt"})
+    expected = logits(load(folder, StoredFormat()), 3)
+    cache = WeightsCache(tmp_path / "cache", "one")
+    first = start(folder, StoredFormat(), cache, torch.bfloat16)
+    torch.testing.assert_close(first, expected, rtol=0, atol=0.05 * float(expected.abs().max()))
+    again = WeightsCache(tmp_path / "cache", "one")
+    forms = {packed.form for packed in again._found.values()}
+    assert kernels().isa not in COMPACT_ISAS or forms == {BF16, COMPACT}
+    assert torch.equal(start(folder, StoredFormat(), again, torch.bfloat16), first)
 
 
 @pytest.mark.parametrize("form", [StoredFormat(), DeferredFormat(Int8Format()), DeferredFormat(Int4Format(32))])

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // Rises with every change that a binding must know of.
-#define TG_ABI 5
+#define TG_ABI 6
 
 typedef enum tg_dtype { TG_F32 = 0, TG_BF16 = 1, TG_F16 = 2, TG_I8 = 3, TG_U8 = 4, TG_I32 = 5, TG_I64 = 6 } tg_dtype;
 
@@ -49,6 +49,8 @@ typedef enum tg_format {
   // As TG_WEIGHT_INT4_GROUPS, in groups of 32, with numbers of four bits (E2M1: sign, two bits of exponent, one of fraction) and
   // scales that are powers of two (E8M0, a byte b for 2^(b - 127)), of which 2^-127 counts as 0. OCP's Microscaling Formats 1.0.
   TG_WEIGHT_MXFP4 = 10,
+  // TG_WEIGHT_BF16 in 12 bits a number, each of which comes out as it went in.
+  TG_WEIGHT_BF16_COMPACT = 11,
 } tg_format;
 
 typedef struct tg_weight tg_weight;
@@ -200,7 +202,8 @@ typedef struct tg_api {
   // A weight with room for [outs, ins]. `group`: inputs to a scale, 0 for formats without groups. Rows that were never packed
   // are zero. The memory is the library's.
   tg_weight *(*weight_create)(int32_t format, int64_t outs, int64_t ins, int64_t group);
-  // Packs `rows` as outputs first_out and after. Calls for rows that share no panel of 16 outputs may run at once.
+  // Packs `rows` as outputs first_out and after. Calls for rows that share no panel of 16 outputs may run at once. 0, or 1 where
+  // numbers are too far apart for TG_WEIGHT_BF16_COMPACT: `weight_widen`, and all rows anew.
   int32_t (*weight_pack)(tg_weight *weight, int64_t first_out, const tg_rows *rows);
   int64_t (*weight_bytes)(const tg_weight *weight);
   void (*weight_destroy)(tg_weight *weight);
@@ -223,6 +226,9 @@ typedef struct tg_api {
   // A weight whose packed form the caller has, as `weight_memory` gave it: aligned to 64 bytes, not written, and there as long as the
   // weight. NULL where `bytes` is not what such a weight has.
   tg_weight *(*weight_map)(int32_t format, int64_t outs, int64_t ins, int64_t group, const void *memory, int64_t bytes);
+  // A weight of TG_WEIGHT_BF16_COMPACT becomes one of TG_WEIGHT_BF16, at the same address and without any rows. Plans that were made
+  // before may run it.
+  int32_t (*weight_widen)(tg_weight *weight);
 } tg_api;
 
 // The kernels for `isa`, or for the best that this machine has where it is NULL; NULL when the machine or the build lacks it.

@@ -125,7 +125,8 @@ tg_plan *create(tg_pool *pool, const tg_plan_options *options) {
 template <KernelTable table>
 constexpr tg_api api_of(const char *isa) {
   return {TG_ABI,      sizeof(tg_api), isa,          get_error,      pool_create,   pool_destroy, weight_create,
-          weight_pack, weight_bytes,   weight_destroy, create<table>, plan_run, plan_follow, plan_profile, plan_destroy, weight_memory, weight_map};
+          weight_pack, weight_bytes,   weight_destroy, create<table>, plan_run, plan_follow, plan_profile, plan_destroy, weight_memory, weight_map,
+          weight_widen};
 }
 
 struct Entry {

@@ -31,10 +31,34 @@ namespace tg {
 
 constexpr int64_t kPanel = 16;  // outputs that lie side by side in a packed weight
 
+// A panel of TG_WEIGHT_BF16_COMPACT begins with this, and room for a spill of one in 256 of its numbers. Its values follow in
+// records of eight inputs: the lower bytes of the first four in a line of 64, [output / 4][pair of inputs][output % 4][2], those of
+// the other four in a line like it, and a line of codes, in lower halves of the first's numbers, in upper ones of the second's.
+struct Spill {
+  uint32_t place;             // input * 16 + output
+  uint16_t number, stand_in;  // what is there, and what its code gives
+};
+struct Compact {
+  uint8_t high[16];  // upper byte of a number, by its code
+  uint32_t count;    // of spills, by rising place
+  uint32_t reserved[11];
+  Spill spills[];
+};
+constexpr int64_t kCompactInputs = 8, kCompactRecord = 192;
+
 TG_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 TG_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 TG_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 TG_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+TG_INLINE int64_t compact_spills(int64_t padded) { return padded * kPanel / 256; }
+// A number of a panel, or what stands in for it.
+TG_INLINE uint16_t compact_number(const Compact *head, const uint8_t *values, int64_t input, int64_t lane) {
+  const uint8_t *record = values + input / kCompactInputs * kCompactRecord;
+  const int64_t half = input / 4 % 2, at = lane / 4 * 16 + input / 2 % 2 * 8 + lane % 4 * 2 + input % 2;
+  const int code = record[128 + at] >> half * 4 & 15;
+  return static_cast<uint16_t>(head->high[code] << 8 | record[half * 64 + at]);
+}
 
 // A worker's part of `count` equal things: contiguous, the parts differ by one at most.
 struct Share {

@@ -4,6 +4,7 @@
 //
 //   float32      [panel][in][16]
 //   bfloat16     [panel][in / 2][16][2]         ins rounded up to 32
+//   compact      see `Compact` in kernel.h: bfloat16 in 12 bits
 //   float16      [panel][in][16]                ins rounded up to 2; each unit is of one input alone
 //   int8         [panel][in / 4][16][4]         ins rounded up to 64; value + 128
 //   int8 groups  as int8, then [group][16] float16 behind each panel
@@ -23,6 +24,7 @@
 #include "pool.h"
 #include "room.h"
 #include "weight_blocks.h"
+#include "weight_compact.h"
 #include "weight_quantize.h"
 
 namespace tg {
@@ -281,6 +283,31 @@ void pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   }
 }
 
+// Packs what a panel has of the rows as bfloat16, and that as a compact panel; 1 when its numbers do not fit.
+int32_t pack_compact(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
+  tg_weight panel = *weight;  // one, as bfloat16
+  panel.format = TG_WEIGHT_BF16;
+  panel.panel_bytes = weight->padded * kPanel * 2;
+  panel.values = static_cast<uint8_t *>(calloc(1, panel.panel_bytes));
+  if (panel.values == nullptr) return set_error("no memory for a panel"), -1;
+  bool fits = true;
+  for (int64_t row = 0, count; row < rows->rows && fits; row += count) {
+    const int64_t out = first_out + row, first = out % kPanel, lanes = least(weight->outs - (out - first), kPanel);
+    count = least(rows->rows - row, kPanel - first);
+    uint8_t *to = weight->values + out / kPanel * weight->panel_bytes;
+    if (lanes < kPanel) memset(panel.values, 0, panel.panel_bytes);
+    if (count < lanes) plain_panel(weight, lanes, to, panel.values);
+    tg_rows some = *rows;
+    const int64_t size = rows->dtype == TG_F32 ? 4 : 2;
+    some.values = static_cast<const uint8_t *>(rows->values) + row * rows->stride * size;
+    some.rows = count;
+    pack(&panel, first, &some);
+    fits = compact_panel(weight, lanes, panel.values, to);
+  }
+  free(panel.values);
+  return fits ? 0 : 1;
+}
+
 // Makes integers of as many rows as a panel has, and packs these; -1 when there is no memory for them.
 int32_t quantize(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   const int64_t ins = weight->ins, groups = most(weight->groups, 1);
@@ -311,9 +338,12 @@ namespace {
 
 // A weight without memory: its sizes, and in `scales` NULL. NULL with an error when there is no such weight.
 tg_weight *shaped(int32_t format, int64_t outs, int64_t ins, int64_t group) {
-  const bool blocks = is_block(format), halves = format == TG_WEIGHT_BF16 || format == TG_WEIGHT_F16;
-  if (!blocks && !is_integer(format) && !halves && format != TG_WEIGHT_F32) return set_error("no such weight format"), nullptr;
+  const bool blocks = is_block(format), compact = format == TG_WEIGHT_BF16_COMPACT;
+  const bool halves = format == TG_WEIGHT_BF16 || format == TG_WEIGHT_F16;
+  const bool known = blocks || is_integer(format) || halves || compact || format == TG_WEIGHT_F32;
+  if (!known) return set_error("no such weight format"), nullptr;
   if (outs < 1 || ins < 1 || outs > kMost || ins > kMost) return set_error("a weight has 1 to 2^31 rows and columns"), nullptr;
+  if (compact && ins > kMost / kPanel) return set_error("a compact weight has at most 2^27 columns"), nullptr;
   // Where a sum of products of 255 and 127 may leave 32 bits.
   if ((is_integer(format) || blocks) && ins > 65536) return set_error("an integer format has at most 65536 inputs"), nullptr;
   if (has_groups(format)) {
@@ -329,7 +359,7 @@ tg_weight *shaped(int32_t format, int64_t outs, int64_t ins, int64_t group) {
   weight->ins = ins;
   weight->group = has_groups(format) ? group : 0;
   weight->panels = ceil_div(outs, kPanel);
-  weight->padded = format == TG_WEIGHT_F32 ? ins : format == TG_WEIGHT_BF16 ? round_up(ins, 32) : round_up(ins, 64);
+  weight->padded = format == TG_WEIGHT_F32 ? ins : format == TG_WEIGHT_BF16 || compact ? round_up(ins, 32) : round_up(ins, 64);
   if (format == TG_WEIGHT_F16) weight->padded = round_up(ins, 2);
   if (has_groups(format)) weight->padded = ins;  // a group of 32 may end the row: a tile of half the height
   weight->groups = has_groups(format) ? ins / group : 0;
@@ -342,6 +372,10 @@ tg_weight *shaped(int32_t format, int64_t outs, int64_t ins, int64_t group) {
     weight->groups = ins / weight->group;
     weight->record = block_record(format);
     weight->panel_bytes = ins / 256 * weight->record;
+  }
+  if (compact) {
+    weight->value_bytes = compact_values(weight->padded);
+    weight->panel_bytes = compact_head(weight->padded) + weight->value_bytes;
   }
   const int64_t scales = format == TG_WEIGHT_INT8 ? weight->panels * kPanel * 4 : 0;
   weight->bytes = round_up(weight->panels * weight->panel_bytes, 64) + scales;
@@ -377,6 +411,11 @@ tg_weight *weight_map(int32_t format, int64_t outs, int64_t ins, int64_t group, 
     return set_error("the packed form is not aligned, or of another size than such a weight has"), nullptr;
   }
   place(weight, static_cast<uint8_t *>(const_cast<void *>(memory)));
+  for (int64_t at = 0; format == TG_WEIGHT_BF16_COMPACT && at < weight->panels; at++) {
+    if (compact_is_whole(weight, weight->values + at * weight->panel_bytes)) continue;
+    free(weight);
+    return set_error("the packed form is damaged; delete the file that it lies in"), nullptr;
+  }
   return weight;
 }
 
@@ -386,7 +425,18 @@ int32_t weight_pack(tg_weight *weight, int64_t first_out, const tg_rows *rows) {
   const char *why = weight->owned ? check(weight, first_out, rows) : "the packed form is the caller's and is not written";
   if (why != nullptr) return set_error(why), -1;
   if (is_quantized(weight, rows)) return quantize(weight, first_out, rows);
+  if (weight->format == TG_WEIGHT_BF16_COMPACT) return pack_compact(weight, first_out, rows);
   pack(weight, first_out, rows);
+  return 0;
+}
+
+int32_t weight_widen(tg_weight *weight) {
+  if (!weight->owned || weight->format != TG_WEIGHT_BF16_COMPACT) return set_error("only compact weights become wider"), -1;
+  tg_weight *plain = weight_create(TG_WEIGHT_BF16, weight->outs, weight->ins, 0);
+  if (plain == nullptr) return -1;
+  room_destroy(weight->values, weight->bytes);
+  *weight = *plain;
+  free(plain);
   return 0;
 }
 

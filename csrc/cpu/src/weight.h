@@ -11,5 +11,6 @@ int64_t weight_bytes(const tg_weight *weight);
 void weight_destroy(tg_weight *weight);
 const void *weight_memory(const tg_weight *weight);
 tg_weight *weight_map(int32_t format, int64_t outs, int64_t ins, int64_t group, const void *memory, int64_t bytes);
+int32_t weight_widen(tg_weight *weight);
 
 }  // namespace tg

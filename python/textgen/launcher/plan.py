@@ -15,7 +15,14 @@ from textgen.launcher.memory import MemoryPlan, Needs, plan_gpu, plan_memory
 from textgen.launcher.model import Model
 from textgen.launcher.settings import Settings
 from textgen.models.groups import group_layers
-from textgen.quantization.formats import GPU_BLOCK_BYTES, STORED, block_bytes, gpu_weight_bytes, weight_bytes
+from textgen.quantization.formats import (
+    COMPACT_ISAS,
+    GPU_BLOCK_BYTES,
+    STORED,
+    block_bytes,
+    gpu_weight_bytes,
+    weight_bytes,
+)
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOST_ENCODED = 2048  # the same of a model with an encoder, which reads its whole input in one step
@@ -304,6 +311,9 @@ def _weights(settings: Settings, model: Model, dtype: str, hardware: Hardware) -
     if stored is not None and _planned(settings, model, hardware):
         return block_bytes(stored, size)
     form = settings.quantize or {None: None, 4: "int4", 8: "packed8"}[checkpoint.bits]
+    isa = settings.cpu_isa or ("amx" if hardware.tiles else "avx2")  # or a better one
+    if form is None and dtype == "bfloat16" and isa in COMPACT_ISAS and _planned(settings, model, hardware):
+        form = "compact"
     return weight_bytes(model.spec, checkpoint.parameters, size, form)
 
 

@@ -41,7 +41,7 @@ from textgen.quantization.stored import looks_up
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of what is packed, and how: rises when `csrc/cpu/src/weight.cpp` changes it
+VERSION = 3  # of what is packed, and how: rises when `csrc/cpu/src/weight.cpp` changes it
 PAGE = mmap.PAGESIZE
 FILES = ("*.safetensors", "*.json", "*.gguf")
 

@@ -12,6 +12,8 @@ from textgen.models.spec import DecoderSpec, ExpertsSpec
 
 NAMES = ("int8", "int4")
 KV_CACHE = ("auto", "int8", "fp8")
+COMPACT_ISAS = ("avx2", "avxvnni", "avx512vnni", "avx512")
+"""Instruction sets with which numbers in bfloat16 take 12 bits. With amx that has not been timed."""
 BLOCK_BYTES = {
     "Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "Q4_K": 2368 / 4096, "Q5_K": 2880 / 4096, "Q6_K": 3392 / 4096,
     "MXFP4": 0.5 + 1 / 32,
@@ -67,9 +69,9 @@ def weight_bytes(spec: DecoderSpec, parameters: int, size: int, quantize: str | 
     """What the weights take: `parameters` numbers of `size` bytes each, but for those that are quantized.
 
     Embeddings and what chooses experts keep the model's type. A tied head is a quantized copy of the embedding; of 8
-    bits it is the embedding too, which is looked up in it.
+    bits, or compact, it is the embedding too, which is looked up in it.
     """
-    shared = spec.tied_head and quantize == "int8"
+    shared = spec.tied_head and quantize in ("int8", "compact")
     return _weight_bytes(spec, parameters, size, quantize, shared, True)
 
 
@@ -118,6 +120,7 @@ def block_bytes(blocks: Blocks, size: int, kinds: Mapping[str, float] = BLOCK_BY
 
 # Of a number, its share of a scale and a zero point included; those of packed checkpoints at most.
 BYTES = {
+    "compact": 1.5 + 1 / 16,  # bfloat16, as it is
     "int8": 1 + 4 / 256,
     "int4": 0.5 + 2 / GROUP,
     "fp8": 1 + 4 / 128,

@@ -17,6 +17,7 @@ from .guarded import guarded
 from .weights import (
     BF16,
     BLOCKS,
+    COMPACT,
     F16,
     F32,
     INT4_GROUPS,
@@ -34,7 +35,7 @@ from .weights import (
 )
 
 GROUPED = [(form, group) for form in (INT8_GROUPS, INT4_GROUPS, INT4_ZEROS) for group in (32, 64, 128)]
-FORMS = [(F32, 0), (BF16, 0), (F16, 0), (INT8, 0), *GROUPED, (MXFP4, 32), *((form, 0) for form in BLOCKS)]
+FORMS = [(F32, 0), (BF16, 0), (COMPACT, 0), (F16, 0), (INT8, 0), *GROUPED, (MXFP4, 32), *((form, 0) for form in BLOCKS)]
 ISAS = ("amx", "avx512", "avx512vnni", "avxvnni", "avx2", "neon", "portable")
 KERNELS = [kernels for isa in ISAS if (kernels := kernels_of(isa))]
 
@@ -110,7 +111,7 @@ def test_equals_torch(native: Native, rng: random.Random, form: int, group: int,
     check(native, rng, form, group, rows, rng.randint(1, 400), ins)
 
 
-@pytest.mark.parametrize(("form", "group"), [(F32, 0), (BF16, 0), (INT8, 0), *GROUPED])
+@pytest.mark.parametrize(("form", "group"), [(F32, 0), (BF16, 0), (COMPACT, 0), (INT8, 0), *GROUPED])
 def test_long_rows_in_blocks(native: Native, rng: random.Random, form: int, group: int) -> None:
     """Large enough for several blocks of rows and parts of the inputs."""
     check(native, rng, form, group, rng.randint(97, 200), rng.randint(33, 80), 128 * rng.randint(50, 80))
@@ -119,7 +120,7 @@ def test_long_rows_in_blocks(native: Native, rng: random.Random, form: int, grou
 @pytest.mark.parametrize("rows", [128, 255, 256, 289])
 def test_rows_that_workers_keep(native: Native, rng: random.Random, rows: int) -> None:
     """From some hundred on each worker has rows of its own, in stretches that need not be even."""
-    for form, group in ((F32, 0), (BF16, 0), (INT8, 0), (INT4_GROUPS, 64)):
+    for form, group in ((F32, 0), (BF16, 0), (COMPACT, 0), (INT8, 0), (INT4_GROUPS, 64)):
         check(native, rng, form, group, rows, rng.choice((1, 33, 96)), 64 * rng.randint(1, 30))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,8 @@ from textgen.ops.cpu.library import DTYPES, BufferRecord, Handle, Kernels, Kerne
 from .guarded import guarded
 
 LINEAR, ADD = 0, 1
-F32, BF16, INT8, INT8_GROUPS, INT4_GROUPS, F16, Q4_K, Q5_K, Q6_K, INT4_ZEROS, MXFP4 = range(11)
-FLOATS = {F32: torch.float32, BF16: torch.bfloat16, F16: torch.float16}
+F32, BF16, INT8, INT8_GROUPS, INT4_GROUPS, F16, Q4_K, Q5_K, Q6_K, INT4_ZEROS, MXFP4, COMPACT = range(12)
+FLOATS = {F32: torch.float32, BF16: torch.bfloat16, F16: torch.float16, COMPACT: torch.bfloat16}
 BLOCKS = {  # the file's name, inputs to a group, where the scales in float16 lie, and where the values end and begin
     Q4_K: (GGMLQuantizationType.Q4_K, 32, (0, 2), slice(16, None)),
     Q5_K: (GGMLQuantizationType.Q5_K, 32, (0, 2), slice(16, None)),
@@ -63,7 +65,7 @@ class Matrix:
         if self.form in (F32, F16):
             x, values = x.double(), self.values.to(FLOATS[self.form]).double()
             return x @ values.T, x.abs() @ values.abs().T
-        if self.form == BF16:
+        if self.form in (BF16, COMPACT):
             x, values = x.bfloat16().double(), self.values.bfloat16().double()
             return x @ values.T, x.abs() @ values.abs().T
         values, size, group = self._numbers()
@@ -113,6 +115,8 @@ def _rounded(values: Tensor) -> Tensor:
 
 
 def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int = 0) -> Matrix:
+    if form == COMPACT:
+        return Matrix(form, _far_apart(rng, outs, ins))
     if form in FLOATS:
         return Matrix(form, torch.randn(outs, ins).to(FLOATS[form]))
     if form in BLOCKS:
@@ -135,6 +139,17 @@ def random_matrix(rng: random.Random, form: int, outs: int, ins: int, group: int
     return Matrix(form, values, torch.rand(outs, 1 if form == INT8 else ins // group) + 0.01, group)
 
 
+def _far_apart(rng: random.Random, outs: int, ins: int) -> Tensor:
+    """Numbers of which some are zero, and in each panel two are farther from the others than codes go."""
+    values = torch.randn(outs, ins)
+    values = values.sign() * values.abs().clamp_min(2**-6) * (torch.rand(outs, ins) > 0.1)
+    for first in range(0, outs, 16):
+        for factor in (1e-9, 1e6):
+            row = rng.randrange(first, min(first + 16, outs))
+            values[row, rng.randrange(ins)] = factor * rng.choice((-1, 1))
+    return values.bfloat16()
+
+
 def packed(kernels: Kernels, matrix: Matrix, rng: random.Random) -> Handle:
     """Packed in several calls, from memory that ends at the end of a page."""
     outs = len(matrix.values)
@@ -143,7 +158,7 @@ def packed(kernels: Kernels, matrix: Matrix, rng: random.Random) -> Handle:
     while first < outs:
         last = min(outs, first + rng.randint(1, outs))
         scales = None if matrix.scales is None else guarded(matrix.scales[first:last])
-        kernels.pack(weight, first, guarded(matrix.values[first:last]), scales)
+        assert kernels.pack(weight, first, guarded(matrix.values[first:last]), scales)
         first = last
     return weight
 
@@ -151,7 +166,13 @@ def packed(kernels: Kernels, matrix: Matrix, rng: random.Random) -> Handle:
 def run_linear(
     kernels: Kernels, pool: Handle, weight: Handle, x: Tensor, bias: Tensor | None, y: Tensor, add: bool
 ) -> None:
-    """y = x W^T + bias, or y += that. x [rows, ins], y [rows, outs], bias [outs] float32."""
+    linear(kernels, pool, weight, x, bias, y, add)()
+
+
+def linear(
+    kernels: Kernels, pool: Handle, weight: Handle, x: Tensor, bias: Tensor | None, y: Tensor, add: bool
+) -> Callable[[], None]:
+    """What makes y = x W^T + bias, or y += that. x [rows, ins], y [rows, outs], bias [outs] float32."""
     buffers = (BufferRecord * 2)()
     for record, tensor in zip(buffers, (x, y), strict=True):
         width = tensor.shape[1]
@@ -167,4 +188,4 @@ def run_linear(
     op.args[2], op.args[3] = 0, 1
     ops = (Operation * 1)(op)
     plan = kernels.plan(pool, PlanOptions(ops, buffers, None, 1, 2, 0, len(x), len(x), len(x), 1), weight, x, y)
-    kernels.run(plan, Step(tokens=len(x)))
+    return partial(kernels.run, plan, Step(tokens=len(x)))

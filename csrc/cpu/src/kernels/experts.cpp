@@ -200,6 +200,11 @@ void experts_run(const tg_op &op, const Run &run) {
   by_dtype(run.buffer(op.args[TG_EXPERTS_X]).dtype, [&](auto t) { experts_as<typename decltype(t)::type>(op, run); });
 }
 
+// Whether rows of x have the same form for both.
+TG_INLINE bool is_alike(const tg_weight *a, const tg_weight *b) {
+  return a->format == b->format || (is_bf16(a->format) && is_bf16(b->format));
+}
+
 const char *experts_check(const tg_op &op, const Shape &shape) {
   const int64_t x = op.args[TG_EXPERTS_X], y = op.args[TG_EXPERTS_Y];
   const int64_t chosen = op.args[TG_EXPERTS_CHOSEN], shares = op.args[TG_EXPERTS_SHARES];
@@ -217,7 +222,7 @@ const char *experts_check(const tg_op &op, const Shape &shape) {
   const Experts form = read_form(op, shape.buffers);
   for (int64_t e = 0; e < form.count; e++) {
     const tg_weight *up = form.up[e], *down = form.down[e];
-    if (up->format != form.up[0]->format || down->format != form.down[0]->format) return "experts: their formats differ";
+    if (!is_alike(up, form.up[0]) || !is_alike(down, form.down[0])) return "experts: their formats differ";
     if (up->ins != from.width || up->outs != 2 * form.neurons || down->ins != form.neurons || down->outs != to.width) {
       return "experts: the shape of a weight does not fit";
     }
@@ -230,7 +235,11 @@ Scratch experts_scratch(const tg_op &op, const Shape &shape) {
   const Experts form = read_form(op, shape.buffers);
   const int64_t x = op.args[TG_EXPERTS_X], pairs = shape.max_rows(x) * form.top;
   const Plan plan(form, pairs, shape.buffers[x].dtype == TG_BF16 ? 2 : 4, reinterpret_cast<char *>(kAlign));  // for its size alone
-  return {plan.bytes, most(tile_scratch(form.up[0], pairs), tile_scratch(form.down[0], pairs))};
+  int64_t tiles = 0;
+  for (int64_t e = 0; e < form.count; e++) {
+    tiles = most(tiles, most(tile_scratch(form.up[e], pairs), tile_scratch(form.down[e], pairs)));
+  }
+  return {plan.bytes, tiles};
 }
 
 }  // namespace

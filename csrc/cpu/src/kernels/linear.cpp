@@ -10,7 +10,7 @@ TG_INLINE const tg_weight *weight_of(const tg_op &op) { return reinterpret_cast<
 // Whether rows of x are in the form of a product by vectors as they are.
 TG_INLINE bool is_prepared(const tg_weight *weight, const tg_buffer &x) {
   if (weight->padded != weight->ins) return false;
-  if (x.dtype == TG_BF16) return weight->format == TG_WEIGHT_BF16 && !as_floats();
+  if (x.dtype == TG_BF16) return is_bf16(weight->format) && !as_floats();
   return weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16;
 }
 

@@ -16,8 +16,9 @@ constexpr bool kTiles = true;
 #else
 constexpr bool kTiles = false;
 #endif
-// From so many rows on, products go through tiles; those of weights in groups go through tiles of bfloat16.
-constexpr int64_t kTileRows = 2, kUnpackRows = 24;
+// From so many rows on, products go through tiles; those of weights in groups go through tiles of bfloat16, and so do those of
+// compact ones, for which less is to be done.
+constexpr int64_t kTileRows = 2, kUnpackRows = 24, kCompactTileRows = 6;
 // From so many rows for each worker on, they share out the rows, not the outputs: each reads the whole weight, but its rows of x
 // and y stay in its own cache from operation to operation.
 constexpr int64_t kOwnRows = 128;
@@ -48,7 +49,20 @@ struct Linear {
   Share panels;  // this worker's
 };
 
+// Some rows of a product, as if they were all.
+TG_INLINE Linear part_of(const Linear &job, int64_t first, int64_t count) {
+  Linear part = job;
+  const int64_t scales = first * most(job.weight->groups, 1);
+  part.x.values += first * job.x.row_bytes;
+  if (part.x.scales != nullptr) part.x.scales += scales, part.x.sums += scales;
+  part.y += first * job.y_stride;
+  part.first = 0;
+  part.rows = count;
+  return part;
+}
+
 TG_INLINE bool has_groups(const tg_weight *weight) { return weight->groups != 0; }
+TG_INLINE bool is_bf16(int32_t format) { return format == TG_WEIGHT_BF16 || format == TG_WEIGHT_BF16_COMPACT; }
 // Values of less than eight bits.
 TG_INLINE bool is_small(int32_t format) {
   return format == TG_WEIGHT_INT4_GROUPS || (format >= TG_WEIGHT_Q4_K && format <= TG_WEIGHT_MXFP4);
@@ -57,6 +71,7 @@ TG_INLINE bool has_minima(int32_t format) {
   return format == TG_WEIGHT_Q4_K || format == TG_WEIGHT_Q5_K || format == TG_WEIGHT_INT4_ZEROS;
 }
 TG_INLINE Way way_of(const tg_weight *weight, int64_t rows) {
+  if (kTiles && weight->format == TG_WEIGHT_BF16_COMPACT) return rows >= kCompactTileRows ? Way::kUnpacked : Way::kVectors;
   if (kTiles && has_groups(weight)) return rows >= kUnpackRows ? Way::kUnpacked : Way::kVectors;
   const bool packed = weight->format == TG_WEIGHT_BF16 || weight->format == TG_WEIGHT_INT8;
   return kTiles && packed && rows >= kTileRows ? Way::kTiles : Way::kVectors;
@@ -213,6 +228,8 @@ void multiply_tiles(const Linear &job, char *scratch);  // linear_tile.cpp
 int64_t tile_scratch(const tg_weight *weight, int64_t rows);
 // Inputs [first, first + count) of a panel, whole records, as tiles of bfloat16, 32 inputs each. (linear_unpack.cpp)
 void unpack_panel(const tg_weight *weight, int64_t panel, int64_t first, int64_t count, char *to);
+// The same of a compact weight, whole records; all inputs are a panel of TG_WEIGHT_BF16. (linear_compact.cpp)
+void unpack_compact(const tg_weight *weight, int64_t panel, int64_t first, int64_t count, char *to);
 
 // Points the job at rows that were prepared at `space`.
 TG_INLINE void take_prepared(Linear &job, const char *space, const Layout &layout) {

@@ -21,7 +21,7 @@ TG_INLINE auto narrowed(IVec q) {
 
 int64_t unit_bytes(int32_t format) {
   if (format == TG_WEIGHT_F32 || format == TG_WEIGHT_F16) return 4;
-  if (format == TG_WEIGHT_BF16) return as_floats() ? 4 : 2;
+  if (is_bf16(format)) return as_floats() ? 4 : 2;
   return is_small(format) ? 1 : sizeof(IntUnit);
 }
 
@@ -131,7 +131,7 @@ void prepare(const tg_weight *weight, const X *x, int64_t row, char *to, const L
   const Row place(to, row, layout.row_bytes, layout.way != Way::kVectors);
   if (layout.way == Way::kUnpacked) return round_row<Bf16>(x, weight->ins, weight->padded, place);
   if (weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16) return copy_row(x, weight->ins, weight->padded, place);
-  if (weight->format == TG_WEIGHT_BF16) {
+  if (is_bf16(weight->format)) {
     if (as_floats()) return round_row<float>(x, weight->ins, weight->padded, place);
     return round_row<Bf16>(x, weight->ins, weight->padded, place);
   }
@@ -158,7 +158,8 @@ Layout layout_of(const tg_weight *weight, int64_t rows) {
   const bool unpacked = layout.way == Way::kUnpacked;
   layout.row_bytes = round_up(weight->padded * (unpacked ? 2 : unit_bytes(weight->format)), 64);
   layout.values = layout.row_bytes * round_up(rows, rows == 1 ? 1 : 16);
-  const bool integer = !unpacked && weight->format >= TG_WEIGHT_INT8 && weight->format != TG_WEIGHT_F16;
+  const bool floats = weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16 || is_bf16(weight->format);
+  const bool integer = !unpacked && !floats;
   layout.scales = integer ? round_up(rows * most(weight->groups, 1) * 4, 64) : 0;
   layout.bytes = layout.values + 2 * layout.scales;
   return layout;

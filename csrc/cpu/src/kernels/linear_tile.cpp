@@ -28,7 +28,7 @@ struct Walk {
   int64_t part;     // of those at a time
 };
 
-TG_INLINE bool unpacks(const tg_weight *weight) { return has_groups(weight); }
+TG_INLINE bool unpacks(const tg_weight *weight) { return has_groups(weight) || weight->format == TG_WEIGHT_BF16_COMPACT; }
 
 int64_t columns_of(const tg_weight *weight) { return layout_of(weight, kUnpackRows).row_bytes / 64; }
 

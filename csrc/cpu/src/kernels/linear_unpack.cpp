@@ -75,6 +75,7 @@ void unpack(const tg_weight *weight, int64_t panel, int64_t first, int64_t count
 }  // namespace
 
 void unpack_panel(const tg_weight *weight, int64_t panel, int64_t first, int64_t count, char *to) {
+  if (weight->format == TG_WEIGHT_BF16_COMPACT) return unpack_compact(weight, panel, first, count, to);
   if (weight->format == TG_WEIGHT_INT8_GROUPS) return unpack<Int8Groups>(weight, panel, first, count, to);
   by_form(weight, [&](auto form) { unpack<typename decltype(form)::type>(weight, panel, first, count, to); });
 }

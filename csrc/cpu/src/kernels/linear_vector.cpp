@@ -1,272 +1,9 @@
 // Products by vectors: one row, or a few at a time. Several panels of the weight are read side by side, since one stream of
 // reads does not reach the bandwidth of the memory; on some processors two do, and eight do not.
-#include "linear.h"
+#include "linear_compact.h"
 
 namespace tg::TG_ISA {
 namespace {
-
-// The vector products. A step takes 64 bytes of the weight, the same inputs of 16 outputs, and a unit of x, in kTurns turns: what a
-// turn takes of the weight is brought into form once for all rows. A product may do with a part of the panel's outputs, kSums vectors
-// of them, where the sums of all would leave registers for too few rows.
-struct Floats {
-  static constexpr int kUnit = 4;    // bytes of x in a step
-  static constexpr int kTurns = 1;
-  static constexpr int kSums = kParts;
-  static constexpr int kSumRegisters = kParts;  // that hold the sums of a row
-  static constexpr bool kInteger = false;
-  struct Acc {
-    Vec part[kParts];
-  };
-  struct Right {
-    Vec part[kParts];
-  };
-  TG_INLINE static Acc start(int32_t) { return {}; }
-  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
-    for (int part = 0; part < kParts; part++) sums[part] = acc.part[part];
-  }
-  TG_INLINE static Right take(const uint8_t *weight, int) {
-    Right right;
-    for (int part = 0; part < kParts; part++) right.part[part] = load(reinterpret_cast<const float *>(weight) + part * kLanes);
-    return right;
-  }
-  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int turn) {
-    const float *unit = reinterpret_cast<const float *>(x) + turn;
-    if constexpr (kParts == 2) return add_products(acc.part[0], acc.part[1], unit, right.part[0], right.part[1]);
-    for (int part = 0; part < kParts; part++) acc.part[part] = fma(splat(*unit), right.part[part], acc.part[part]);
-  }
-};
-
-struct Halves : Floats {
-  static constexpr int kUnit = 8;  // two floats
-  static constexpr int kTurns = 2;
-  TG_INLINE static Right take(const uint8_t *weight, int turn) {
-    Right right;
-    const Half *halves = reinterpret_cast<const Half *>(weight) + turn * kPanel;
-    for (int part = 0; part < kParts; part++) right.part[part] = load(halves + part * kLanes);
-    return right;
-  }
-};
-
-struct Bf16s : Floats {
-  static constexpr int kUnit = 8;  // two floats
-  static constexpr int kTurns = 2;
-  TG_INLINE static Right take(const uint8_t *weight, int turn) {
-    Right right;
-    for (int part = 0; part < kParts; part++) {
-      UVec both;
-      memcpy(&both, weight + part * kLanes * 4, sizeof both);
-      right.part[part] = cast<Vec>(turn == 0 ? both << 16 : both & 0xffff0000u);
-    }
-    return right;
-  }
-};
-
-#if defined(__AVX512BF16__)
-struct Bf16Pairs : Floats {
-  struct Right {
-    __m512i pairs;
-  };
-  TG_INLINE static Right take(const uint8_t *weight, int) { return {_mm512_loadu_si512(weight)}; }
-  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int) {
-    int32_t unit;
-    memcpy(&unit, x, 4);
-    acc.part[0] = _mm512_dpbf16_ps(acc.part[0], cast<__m512bh>(_mm512_set1_epi32(unit)), cast<__m512bh>(right.pairs));
-  }
-};
-#endif
-
-#if defined(__AVX512F__)
-struct Bytes {
-  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kSumRegisters = 1;
-  static constexpr bool kInteger = true;
-  struct Acc {
-    __m512i sum;
-  };
-  struct Right {
-    __m512i bytes;
-  };
-  TG_INLINE static Acc start(int32_t first) { return {_mm512_set1_epi32(first)}; }
-  TG_INLINE static void finish(const Acc &acc, Vec *sums) { sums[0] = _mm512_cvtepi32_ps(acc.sum); }
-  TG_INLINE static Right take(const uint8_t *weight, int) { return {_mm512_loadu_si512(weight)}; }
-  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int) {
-    int32_t unit;
-    memcpy(&unit, x, 4);
-    acc.sum = add_bytes(acc.sum, right.bytes, _mm512_set1_epi32(unit));
-  }
-};
-#elif defined(TG_AVX_VNNI)
-struct Bytes {
-  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kSumRegisters = kParts;
-  static constexpr bool kInteger = true;
-  struct Acc {
-    Vec part[kParts];  // the bits of integers: an __m256i might be anywhere in memory, and GCC would store it in each step
-  };
-  using Right = Acc;
-  TG_INLINE static Acc start(int32_t first) {
-    const Vec each = cast<Vec>(_mm256_set1_epi32(first));
-    return {each, each};
-  }
-  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
-    for (int part = 0; part < kParts; part++) sums[part] = _mm256_cvtepi32_ps(cast<__m256i>(acc.part[part]));
-  }
-  TG_INLINE static Right take(const uint8_t *weight, int) {
-    Right right;
-    for (int part = 0; part < kParts; part++) right.part[part] = load(reinterpret_cast<const float *>(weight) + part * kLanes);
-    return right;
-  }
-  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int) {
-    add_bytes(acc.part[0], acc.part[1], x, right.part[0], right.part[1]);
-  }
-};
-#elif defined(__AVX2__)
-// Of kHalves * 8 outputs.
-template <int kHalves>
-struct SomeBytes {
-  static constexpr int kUnit = 8;  // four 16-bit numbers
-  static constexpr int kTurns = kHalves, kSums = kHalves, kSumRegisters = 2 * kHalves;
-  static constexpr bool kInteger = true;
-  struct Acc {
-    __m256i pairs[kSumRegisters];  // of four outputs each: the sums of two inputs beside those of the other two
-  };
-  struct Right {
-    __m256i shorts[2];
-  };
-  TG_INLINE static Acc start(int32_t first) {
-    Acc acc;
-    for (int i = 0; i < kSumRegisters; i++) acc.pairs[i] = _mm256_set1_epi64x(static_cast<uint32_t>(first));
-    return acc;
-  }
-  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
-    for (int part = 0; part < kHalves; part++) {
-      const __m256i mixed = _mm256_hadd_epi32(acc.pairs[2 * part], acc.pairs[2 * part + 1]);
-      sums[part] = _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xd8));
-    }
-  }
-  TG_INLINE static Right take(const uint8_t *weight, int turn) {
-    const __m128i *from = reinterpret_cast<const __m128i *>(weight + turn * 32);
-    return {_mm256_cvtepu8_epi16(_mm_loadu_si128(from)), _mm256_cvtepu8_epi16(_mm_loadu_si128(from + 1))};
-  }
-  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int turn) {
-    // As in add_products.
-    __m256i unit, products;
-    asm("vpbroadcastq %4, %2\n\tvpmaddwd %6, %2, %3\n\tvpmaddwd %5, %2, %2\n\tvpaddd %2, %0, %0\n\tvpaddd %3, %1, %1"
-        : "+x"(acc.pairs[turn * 2]), "+x"(acc.pairs[turn * 2 + 1]), "=&x"(unit), "=&x"(products)
-        : "m"(*reinterpret_cast<const char(*)[8]>(x)), "x"(right.shorts[0]), "x"(right.shorts[1]));
-  }
-};
-using Bytes = SomeBytes<2>;
-#elif defined(__ARM_FEATURE_DOTPROD)
-struct Bytes {
-  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kSumRegisters = kParts;
-  static constexpr bool kInteger = true;
-  struct Acc {
-    int32x4_t part[kParts];
-  };
-  struct Right {
-    int8x16_t part[kParts];
-  };
-  // The products are of signed bytes: what was added to the weight's values is taken off them, not off the sum.
-  TG_INLINE static Acc start(int32_t) { return {}; }
-  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
-    for (int part = 0; part < kParts; part++) sums[part] = vcvtq_f32_s32(acc.part[part]);
-  }
-  TG_INLINE static Right take(const uint8_t *weight, int) {
-    Right right;
-    for (int part = 0; part < kParts; part++) {
-      right.part[part] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(weight + part * 16), vdupq_n_u8(0x80)));
-    }
-    return right;
-  }
-  TG_INLINE static void step(Acc &acc, const Right &right, const char *x, int) {
-    int32_t unit;
-    memcpy(&unit, x, 4);
-    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(unit));
-    for (int part = 0; part < kParts; part++) acc.part[part] = vdotq_s32(acc.part[part], right.part[part], four);
-  }
-};
-#else
-struct Bytes {
-  static constexpr int kUnit = 4, kTurns = 1, kSums = kParts, kSumRegisters = kParts;
-  static constexpr bool kInteger = true;
-  struct Acc {
-    int32_t sum[kPanel];
-  };
-  using Right = const uint8_t *;
-  TG_INLINE static Acc start(int32_t first) {
-    Acc acc;
-    for (int o = 0; o < kPanel; o++) acc.sum[o] = first;
-    return acc;
-  }
-  TG_INLINE static void finish(const Acc &acc, Vec *sums) {
-    for (int o = 0; o < kPanel; o++) sums[o / kLanes][o % kLanes] = static_cast<float>(acc.sum[o]);
-  }
-  TG_INLINE static Right take(const uint8_t *weight, int) { return weight; }
-  TG_INLINE static void step(Acc &acc, Right weight, const char *x, int) {
-    for (int o = 0; o < kPanel; o++) {
-      for (int i = 0; i < 4; i++) acc.sum[o] += weight[o * 4 + i] * static_cast<int8_t>(x[i]);
-    }
-  }
-};
-#endif
-
-// Where rows of x are read, with a register for four of them: GCC would take one for each, and has not as many.
-template <int kRows>
-class Fours {
- public:
-  TG_INLINE Fours(const char *first, int64_t stride) : stride_(stride) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kCount; i++) {
-      at_[i] = first + 4 * i * stride;
-      asm("" : "+r"(at_[i]));
-    }
-  }
-  TG_INLINE const char *row(int row) const { return at_[row / 4] + row % 4 * stride_; }
-  TG_INLINE void advance(int64_t bytes) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kCount; i++) at_[i] += bytes;
-  }
-
- private:
-  static constexpr int kCount = (kRows + 3) / 4;
-  const char *at_[kCount];
-  int64_t stride_;
-};
-
-// acc[r][s] = start(r) and the steps from `begin` to `end` of row r of x and stream s of the weight. Row by row within a turn: the
-// registers hold what all streams have there, and not in turn what all rows have.
-template <typename Dot, int kRows, int kStreams, typename F>
-TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const F &start, const uint8_t *const (&weight)[kStreams],
-                        const char *x, int64_t x_stride, int64_t begin, int64_t end, const Ahead &ahead) {
-  typename Dot::Acc held[kRows][kStreams];  // in registers: what is behind the loop takes those of `acc` one by one, from memory
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; r++) {
-    const typename Dot::Acc first = start(r);
-#pragma GCC unroll 8
-    for (int s = 0; s < kStreams; s++) held[r][s] = first;
-  }
-  Fours<kRows> units(x + begin * Dot::kUnit, x_stride);
-  for (int64_t i = begin; i < end; i++) {
-#pragma GCC unroll 8
-    for (int s = 0; s < kStreams; s++) ahead.ask(weight[s], i);
-#pragma GCC unroll 2
-    for (int turn = 0; turn < Dot::kTurns; turn++) {
-      typename Dot::Right right[kStreams];
-#pragma GCC unroll 8
-      for (int s = 0; s < kStreams; s++) right[s] = Dot::take(weight[s] + i * 64, turn);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) {
-#pragma GCC unroll 8
-        for (int s = 0; s < kStreams; s++) Dot::step(held[r][s], right[s], units.row(r), turn);
-      }
-    }
-    units.advance(Dot::kUnit);
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; r++) {
-#pragma GCC unroll 8
-    for (int s = 0; s < kStreams; s++) acc[r][s] = held[r][s];
-  }
-}
 
 // The sums of kRows rows from `row` on and of the panels panel, panel + apart, ..., from a panel's vector `part` on.
 template <typename Dot, int kRows, int kStreams>
@@ -280,7 +17,9 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
   if (!has_groups(weight)) {
     const int64_t steps = weight->panel_bytes / 64;
     const auto start = [&](int r) { return Dot::start(Dot::kInteger ? job.x.sums[row + r] : 0); };
-    multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, 0, steps, Ahead(job, row, kRows, steps));
+    const Ahead ahead(job, row, kRows, steps);
+    const auto ask = [&](int s, int64_t i) { ahead.ask(from[s], i); };
+    multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, 0, steps, ask);
     const float *x_scales = job.x.scales + row;
     for (int s = 0; s < kStreams; s++) {
       const int64_t at = panel + s * apart;
@@ -298,9 +37,10 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
     Vec sums[kRows][kStreams][kSums] = {};
     const int64_t steps = weight->group / 4;
     const Ahead ahead(job, row, kRows, weight->groups * steps);
+    const auto ask = [&](int s, int64_t i) { ahead.ask(from[s], i); };
     for (int64_t g = 0; g < weight->groups; g++) {
       const auto start = [&](int r) { return Dot::start(job.x.sums[(row + r) * weight->groups + g]); };
-      multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ahead);
+      multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ask);
 #pragma GCC unroll 8
       for (int s = 0; s < kStreams; s++) {
         Vec scales[kParts];
@@ -328,16 +68,19 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
 // come from farther away.
 constexpr int64_t kNearBytes = 512 << 10, kNearRows = 32;
 
-// So many registers hold sums; the others what is multiplied.
-constexpr int kHeld = kLanes == 8 ? 12 : 16, kMostRows = 8;
+// Where bfloat16 is multiplied as float32, a compact panel is unpacked for so many rows, if it has no more bytes then.
+constexpr int64_t kUnpackedRows = 32, kUnpackedBytes = 64 << 10;
 
 // All rows times kStreams panels.
 template <typename Dot, int kStreams>
 void panels_at(const Linear &job, int64_t panel, int64_t apart) {
-  constexpr int kHere = kHeld / (Dot::kSumRegisters * kStreams), kMost = kHere < kMostRows ? kHere : kMostRows;
   for (int part = 0; part < kParts; part += Dot::kSums) {
-    by_blocks<kMost>(job.rows, [&](auto rows, int64_t row) {
-      block<Dot, decltype(rows)::value, kStreams>(job, row, panel, apart, part);
+    by_blocks<most_rows<Dot, kStreams>()>(job.rows, [&](auto rows, int64_t row) {
+      if constexpr (is_compact<Dot>) {
+        compact_block<Dot, decltype(rows)::value, kStreams>(job, row, panel, apart);
+      } else {
+        block<Dot, decltype(rows)::value, kStreams>(job, row, panel, apart, part);
+      }
     });
   }
 }
@@ -353,7 +96,7 @@ template <typename Dot>
 void multiply_by(const Linear &job) {
   int64_t begin = job.panels.begin;
   if constexpr (kLanes == 16) {
-    if (reads_many() && job.rows == 1) begin = streams_by<Dot, 8>(job, begin);
+    if (reads_many() && job.rows <= (is_compact<Dot> ? 2 : 1)) begin = streams_by<Dot, 8>(job, begin);
     if (reads_many() && job.rows <= 4) begin = streams_by<Dot, 4>(job, begin);
     begin = streams_by<Dot, 2>(job, begin);
   } else {
@@ -365,16 +108,27 @@ void multiply_by(const Linear &job) {
   streams_by<Dot, 1>(job, begin);
 }
 
-// Some rows of a product, as if they were all.
-Linear part_of(const Linear &job, int64_t first, int64_t count) {
+// Panel after panel of a compact weight, unpacked for all rows, as if it were one of TG_WEIGHT_BF16.
+void multiply_unpacked(const Linear &job) {
+  alignas(64) char unpacked[kUnpackedBytes];
+  tg_weight plain = *job.weight;
+  plain.format = TG_WEIGHT_BF16;
+  plain.panel_bytes = plain.padded * kPanel * 2;
   Linear part = job;
-  const int64_t scales = first * most(job.weight->groups, 1);
-  part.x.values += first * job.x.row_bytes;
-  if (part.x.scales != nullptr) part.x.scales += scales, part.x.sums += scales;
-  part.y += first * job.y_stride;
-  part.first = 0;
-  part.rows = count;
-  return part;
+  part.weight = &plain;
+  for (int64_t panel = job.panels.begin; panel < job.panels.end; panel++) {
+    unpack_compact(job.weight, panel, 0, plain.padded, unpacked);
+    plain.values = reinterpret_cast<uint8_t *>(unpacked) - panel * plain.panel_bytes;
+    panels_at<Bf16s, 1>(part, panel, 0);
+  }
+}
+
+void multiply_compact(const Linear &job) {
+#if defined(__AVX512BF16__)
+  if (!as_floats()) return multiply_by<CompactPairs>(job);
+#endif
+  const bool unpacked = job.rows >= kUnpackedRows && job.weight->padded * kPanel * 2 <= kUnpackedBytes;
+  return unpacked ? multiply_unpacked(job) : multiply_by<CompactFloats>(job);
 }
 
 void multiply_near(const Linear &job) {
@@ -386,6 +140,7 @@ void multiply_near(const Linear &job) {
       if (!as_floats()) return multiply_by<Bf16Pairs>(job);
 #endif
       return multiply_by<Bf16s>(job);
+    case TG_WEIGHT_BF16_COMPACT: return multiply_compact(job);
     case TG_WEIGHT_F16: return multiply_by<Halves>(job);
     default:
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(TG_AVX_VNNI)

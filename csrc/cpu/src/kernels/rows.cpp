@@ -39,6 +39,9 @@ void embed_packed(const tg_op &op, const Run &run) {
   for (int64_t token = share.begin; token < share.end; token++) {
     const int64_t row = within(index[token] + op.args[TG_EMBED_OFFSET], op.args[TG_EMBED_ROWS]), lane = row % kPanel;
     const uint8_t *panel = weight->values + row / kPanel * weight->panel_bytes;
+    const Compact *head = reinterpret_cast<const Compact *>(panel);
+    const uint8_t *codes = panel + weight->panel_bytes - weight->value_bytes;
+    uint32_t spill = 0;
     T *to = run.row<T>(y, token);
     for (int64_t i = 0; i < width; i++) {
       float value;
@@ -49,6 +52,12 @@ void embed_packed(const tg_op &op, const Run &run) {
           T number;
           put(&number, weight->scales[row] * static_cast<float>(panel[(i / 4 * kPanel + lane) * 4 + i % 4] - 128));
           value = to_float(number);
+          break;
+        }
+        case TG_WEIGHT_BF16_COMPACT: {
+          while (spill < head->count && head->spills[spill].place < i * kPanel + lane) spill++;
+          const bool spilled = spill < head->count && head->spills[spill].place == i * kPanel + lane;
+          value = to_float(Bf16{spilled ? head->spills[spill].number : compact_number(head, codes, i, lane)});
           break;
         }
         default: value = to_float(reinterpret_cast<const Bf16 *>(panel)[(i / 2 * kPanel + lane) * 2 + i % 2]);
@@ -77,7 +86,8 @@ const char *embed_check(const tg_op &op, const Shape &shape) {
   if (op.flags & TG_EMBED_PACKED) {
     const tg_weight *weight = address<const tg_weight>(op.args[TG_EMBED_TABLE]);
     const int32_t format = weight->format;
-    const bool known = format == TG_WEIGHT_F32 || format == TG_WEIGHT_BF16 || format == TG_WEIGHT_F16 || format == TG_WEIGHT_INT8;
+    const bool halves = format == TG_WEIGHT_BF16 || format == TG_WEIGHT_BF16_COMPACT || format == TG_WEIGHT_F16;
+    const bool known = format == TG_WEIGHT_F32 || halves || format == TG_WEIGHT_INT8;
     if (!known || weight->ins != shape.buffers[op.args[TG_EMBED_Y]].width || weight->outs < op.args[TG_EMBED_ROWS]) {
       return "embed: the weight is no table of floats or of 8 bits as wide as y";
     }

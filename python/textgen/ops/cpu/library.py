@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ABI = 5
+ABI = 6
 F32, BF16, F16, I8, U8, I32 = 0, 1, 2, 3, 4, 5
 DTYPES = {
     torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16, torch.int8: I8, torch.uint8: U8, torch.int32: I32,
@@ -123,6 +123,7 @@ class _Api(Structure):
         ("plan_destroy", CFUNCTYPE(None, c_void_p)),
         ("weight_memory", CFUNCTYPE(c_void_p, c_void_p)),
         ("weight_map", CFUNCTYPE(c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_int64)),
+        ("weight_widen", CFUNCTYPE(c_int32, c_void_p)),
     ]
 
 
@@ -171,9 +172,10 @@ class Kernels:
         """Where a weight's packed form lies, and its bytes."""
         return self._api.weight_memory(weight.address), self._api.weight_bytes(weight.address)
 
-    def pack(self, weight: Handle, first: int, values: Tensor, scales: Tensor | None = None) -> None:
+    def pack(self, weight: Handle, first: int, values: Tensor, scales: Tensor | None = None) -> bool:
         """Copy rows of a matrix into place. values [rows, in]; scales float32 [rows, 1 or groups]. Floats without
-        scales become the integers of `Int8Format` and `Int4Format` where the weight has such."""
+        scales become the integers of `Int8Format` and `Int4Format` where the weight has such. False where a compact
+        weight has no room for numbers so far apart: it has to be widened, and packed anew."""
         rows = Rows(
             values=values.data_ptr(),
             scales=None if scales is None else scales.data_ptr(),
@@ -182,7 +184,13 @@ class Kernels:
             rows=len(values),
             dtype=DTYPES[values.dtype],
         )
-        self._check(self._api.weight_pack(weight.address, first, ctypes.byref(rows)))
+        result: int = self._api.weight_pack(weight.address, first, ctypes.byref(rows))
+        self._check(result)
+        return result == 0
+
+    def widen(self, weight: Handle) -> None:
+        """A compact weight becomes one of bfloat16 as it is, without any rows, and keeps its address."""
+        self._check(self._api.weight_widen(weight.address))
 
     def plan(self, pool: Handle, options: PlanOptions, *keeps: object) -> Handle:
         made = self._api.plan_create(pool.address, ctypes.byref(options))
