@@ -29,6 +29,10 @@ const STEPS_IN_FLIGHT: u32 = 2;
 /// How long before a step ends the next one is planned: time to plan it, to send it, and for the shard to be ready for it.
 const LEAD: Duration = Duration::from_millis(3);
 
+/// A step that is no longer is followed by one that is planned in the same wake. Another wake is work with cold caches, on a core
+/// that the step may want: some hundredths of it; and who comes meanwhile waits for so long once more.
+const SHORT: Duration = Duration::from_millis(10);
+
 /// Limits of the engine that are the user's, not the shard's.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineConfig {
@@ -230,6 +234,9 @@ impl Engine {
     fn too_early(&self) -> Option<Instant> {
         let began = self.shard.as_ref()?.began()?;
         let busy = Duration::from_micros(self.scheduler.as_ref()?.busy_for()?);
+        if busy <= SHORT {
+            return None;
+        }
         Some(began + busy.checked_sub(LEAD)?).filter(|&at| at > Instant::now())
     }
 
