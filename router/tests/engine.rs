@@ -540,8 +540,19 @@ async fn stay(mut generation: Generation, expected: Vec<u32>, patience: Option<u
 
 #[tokio::test]
 async fn who_comes_while_a_step_runs_has_part_in_the_next() {
+    let in_the_next = in_the_next(Duration::from_millis(40)).await;
+    assert!(in_the_next > 5, "{in_the_next} of 10 requests had part in the next step");
+}
+
+#[tokio::test]
+async fn the_step_behind_a_short_one_is_planned_in_the_same_wake() {
+    let in_the_next = in_the_next(Duration::from_millis(7)).await;
+    assert!(in_the_next < 5, "{in_the_next} of 10 requests came before it was planned");
+}
+
+/// How many of ten requests had part in the step behind the one that ran when they came.
+async fn in_the_next(takes: Duration) -> usize {
     let house = House::new(512);
-    let takes = Duration::from_millis(40);
     house.attach(MockConfig { takes, forward_ns: takes.as_nanos() as u64, ..MockConfig::default() }).await.unwrap();
     // Steps enough to know how long they take, and prompts among them.
     for start in 0..10 {
@@ -558,6 +569,6 @@ async fn who_comes_while_a_step_runs_has_part_in_the_next() {
         in_the_next += usize::from(house.recorder.0.lock().unwrap().steps_before_admission == over);
     }
     drop(stream);
-    assert!(in_the_next > 5, "{in_the_next} of 10 requests had part in the next step");
     house.empties().await;
+    in_the_next
 }
