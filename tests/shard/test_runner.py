@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from textgen.models.decoder import PackedBatch
 from textgen.shard.protocol import Done, Failed, Step, Watermark, pack_u32
 from textgen.shard.runner import Runner
 
@@ -74,6 +75,35 @@ def test_a_faulty_segment_fails_alone(
         assert isinstance(done, Done) and tokens_of(done) == {0: expected[1]}
     seat(runner, 1)
     assert tokens_of(run_done(runner, 3, Segment(1, 0, PROMPT, blocks=[14, 15]))) == {1: expected[0]}
+
+
+@pytest.mark.parametrize("plan", ["auto", "off"])
+def test_the_last_layer_goes_on_with_what_is_sampled_alone(
+    plan: str, make_runner: RunnerMaker, reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, rows = make_runner(plan=plan), []
+    own = type(runner.model).hidden
+
+    def hidden(model: Any, batch: PackedBatch, caches: Any) -> torch.Tensor:
+        states = own(model, batch, caches)
+        rows.append(len(states))
+        return states
+
+    monkeypatch.setattr(type(runner.model), "hidden", hidden)
+    seat(runner, 0, 1, 2, 3)
+    expected = reference_greedy(reference, PROMPT, 3)
+    first = run_done(runner, 1, Segment(0, 0, PROMPT[:4], sample=False, blocks=[10, 11]))
+    assert tokens_of(first) == {}
+    both = Segment(0, 4, PROMPT[4:]), Segment(1, 0, PROMPT, blocks=[12, 13])
+    assert tokens_of(run_done(runner, 2, *both)) == {0: expected[0], 1: expected[0]}
+    of_two = Segment(0, 5, last=True), Segment(1, 5, last=True)
+    mixed = run_done(runner, 3, of_two[0], Segment(2, 0, PROMPT[:3], sample=False, blocks=[14, 15]), of_two[1])
+    assert tokens_of(mixed) == {0: expected[1], 1: expected[1]}
+    few = run_done(runner, 4, Segment(0, 6, last=True), Segment(2, 3, PROMPT[3:4], sample=False))
+    assert tokens_of(few) == {0: expected[2]}
+    scored = run_done(runner, 5, Segment(3, 0, PROMPT, blocks=[16, 17], prompt_logprobs=True))
+    assert tokens_of(scored) == {3: expected[0]}
+    assert rows == [1, 2, 2, 1, 5]  # one of a step that samples nothing; all where a prompt is scored
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // Rises with every change that a binding must know of.
-#define TG_ABI 6
+#define TG_ABI 7
 
 typedef enum tg_dtype { TG_F32 = 0, TG_BF16 = 1, TG_F16 = 2, TG_I8 = 3, TG_U8 = 4, TG_I32 = 5, TG_I64 = 6 } tg_dtype;
 
@@ -74,7 +74,7 @@ typedef struct tg_rows {
 // How many rows of a buffer are in use in a step.
 typedef enum tg_extent {
   TG_TOKENS = 0,   // step.tokens
-  TG_OUTPUTS = 1,  // step.outputs: the rows that are sampled
+  TG_OUTPUTS = 1,  // step.outputs: those of tokens that are asked for behind the last layer
 } tg_extent;
 
 // A matrix [rows, width] of activations, row after row, or a view of columns of one.
@@ -97,7 +97,7 @@ typedef struct tg_group {
 
 typedef struct tg_step {
   int64_t tokens;           // in all segments, at most the plan's max_tokens
-  int64_t outputs;          // sampled rows, at most the plan's max_outputs
+  int64_t outputs;          // tokens that are asked for, at most the plan's max_outputs
   int64_t segments;         // at most tokens
   int64_t groups;           // length of `group`
   const int64_t *ids;       // [tokens]
@@ -105,7 +105,8 @@ typedef struct tg_step {
   const int64_t *offsets;   // [segments] index of the segment's first token
   const int64_t *starts;    // [segments] position of that token
   const int64_t *lengths;   // [segments]
-  const int64_t *sampled;   // [outputs] index of each sampled token
+  const int64_t *sampled;   // [outputs] index of each of them, segment after segment
+  const int64_t *tails;     // [segments] how many of the segment's last tokens they are; their sum is `outputs`
   const tg_group *group;    // [groups]
 } tg_step;
 

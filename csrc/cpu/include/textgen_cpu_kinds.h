@@ -82,7 +82,7 @@ enum tg_rope_write {
 // its share of the softmax. heads / kv_heads query heads share one of the cache.
 enum tg_attention {
   TG_ATTENTION_Q = 0,  // buffer [tokens, heads * head_dim]
-  TG_ATTENTION_Y = 1,  // buffer [tokens, heads * value_dim]
+  TG_ATTENTION_Y = 1,  // buffer [tokens or outputs, heads * value_dim]: of outputs only these tokens are worked on
   TG_ATTENTION_HEADS = 2,
   TG_ATTENTION_KV_HEADS = 3,
   TG_ATTENTION_HEAD_DIM = 4,

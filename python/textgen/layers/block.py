@@ -13,6 +13,7 @@ from textgen.layers.experts import Experts, load_experts
 from textgen.layers.latent import LatentAttention, load_latent_attention
 from textgen.layers.mlp import Mlp, load_mlp
 from textgen.layers.norm import Norm, load_norm
+from textgen.layers.outputs import Outputs
 from textgen.layers.weight import LoadContext
 from textgen.models.names import LayerNames
 from textgen.models.spec import DecoderSpec, LayerSpec, MlpSpec
@@ -57,15 +58,29 @@ class Block:
     factor: float  # on what is added to the residual
 
     def __call__(
-        self, residual: Residual, rotation: Rotation | None, cache: LayerCache, rows: Tensor, attention: Attention
+        self,
+        residual: Residual,
+        rotation: Rotation | None,
+        cache: LayerCache,
+        rows: Tensor,
+        attention: Attention,
+        outputs: Outputs | None = None,
     ) -> Residual:
-        """The residual's tensors are overwritten."""
+        """The residual's tensors are overwritten. outputs: the tokens that it goes on with, which are those of what it
+        gives; None: all."""
         norms, (x, added) = self.attention_norms, residual
         normed = norms.enter(x, added)
+        if outputs is not None:
+            x = outputs.take(x)
+        attend = attention if outputs is None else outputs.attend
+        attended = self.attention(normed, rotation, cache, rows, attend)
         if self.parallel:
-            y = self.mlp(normed if self.mlp_norms is None else self.mlp_norms.enter(x, None))
-            return norms.leave(x, y.add_(self.attention(normed, rotation, cache, rows, attention)), self.factor)
-        x, added = norms.leave(x, self.attention(normed, rotation, cache, rows, attention), self.factor)
+            if self.mlp_norms is not None:
+                normed = self.mlp_norms.enter(x, None)
+            elif outputs is not None:
+                normed = outputs.take(normed)
+            return norms.leave(x, attended.add_(self.mlp(normed)), self.factor)
+        x, added = norms.leave(x, attended, self.factor)
         norms = self.mlp_norms or norms
         return norms.leave(x, self.mlp(norms.enter(x, added)), self.factor)
 

@@ -45,7 +45,7 @@ class LatentAttention:
         self.ops.write_kv(cache.keys, rows, key, cache.key_scales)
         value = key[..., : self.spec.kv_rank]
         attended = attention(query, key, value, cache.keys, cache.values, self.form, cache.scales)
-        heads = attended.view(len(x), -1, self.spec.kv_rank).transpose(0, 1)
+        heads = attended.view(len(attended), -1, self.spec.kv_rank).transpose(0, 1)
         return self.output((heads @ self.out_of).transpose(0, 1).flatten(1))
 
     def _query(self, x: Tensor, rotation: Rotation | None) -> Tensor:

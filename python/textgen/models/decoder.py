@@ -15,6 +15,7 @@ from textgen.layers.block import Block, Residual, load_block
 from textgen.layers.cache import LayerCache, Rotation
 from textgen.layers.embedding import Embedding, Head, load_embedding, load_head
 from textgen.layers.norm import Norm, load_norm
+from textgen.layers.outputs import Outputs
 from textgen.layers.rotary import Frequencies, frequencies
 from textgen.layers.weight import LoadContext
 from textgen.models.names import WeightNames
@@ -41,6 +42,11 @@ class PackedBatch:
     rows: Sequence[Tensor]  # by layer: [tokens] int64, page * block_size + offset
     attention: Sequence[Attention]  # by layer
     encoder: EncoderBatch | None = None  # of an encoder-decoder model, whose decoder's tokens are the ones above
+    outputs: Outputs | None = None  # the tokens that are asked for; None: all
+
+    def asked(self, hidden: Tensor) -> Tensor:
+        """[outputs, hidden] of [tokens, hidden]."""
+        return hidden if self.outputs is None else self.outputs.take(hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,9 @@ class Model(Protocol):
         """Some weight: its device and type are the model's."""
         ...
 
-    def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor: ...
+    def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """[outputs, hidden] after the last layer, not yet normed; writes the cache."""
+        ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
@@ -173,13 +181,14 @@ class Decoder:
         return self.embedding.table.new_empty(0)
 
     def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """[tokens, hidden] after the last layer, not yet normed; writes the cache."""
+        """See `Model`."""
         x = self.embedding(batch.ids, batch.positions)
         rotations = [self._rotation(form, batch.positions, x) for form in self.rotary]
         residual: Residual = x, None
         for layer, cache, rows, attention in zip(self.layers, caches, batch.rows, batch.attention, strict=True):
             rotation = None if layer.rotary is None else rotations[layer.rotary]
-            residual = layer.block(residual, rotation, cache, rows, attention)
+            outputs = batch.outputs if layer is self.layers[-1] else None
+            residual = layer.block(residual, rotation, cache, rows, attention, outputs)
         x, added = residual
         return x if added is None else x.add_(added)
 

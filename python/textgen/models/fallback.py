@@ -104,11 +104,11 @@ class FallbackModel:
     headed: Headed
 
     def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """[tokens, hidden] after the base model; writes the cache."""
+        """See `Model`."""
         with _running.during(_Step(batch, caches, self.ops)):
             out = self.base(input_ids=batch.ids[None], position_ids=batch.positions[None], use_cache=False)
         states: Tensor = out.last_hidden_state[0]
-        return states
+        return batch.asked(states)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] float32 from rows of `hidden`."""

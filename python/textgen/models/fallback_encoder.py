@@ -194,13 +194,13 @@ class EncoderDecoder:
     never: Tensor | None = None  # [tokens] int64: what the model's files keep from being drawn
 
     def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """[tokens, hidden] of the decoder's tokens; encodes the inputs that are new and writes the cache."""
+        """See `Model`; encodes the inputs that are new."""
         assert batch.encoder is not None
         states = self.encode(batch.encoder.inputs)
         # One row that nobody reads where there is nothing new: projections of no rows at all have no shape.
         source = torch.cat(states) if states else self.like.new_zeros(1, self.spec.hidden_size)
         with _running.during(_Step(batch, caches, self.crossing, self.ops)):
-            return self.decode(batch.ids, source, batch.positions)
+            return batch.asked(self.decode(batch.ids, source, batch.positions))
 
     def encode(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """[tokens, hidden] of each whole input. Those of about the same length are read in one pass."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from textgen.layers.outputs import Outputs, outputs_of
 from textgen.models.decoder import PackedBatch
 from textgen.models.groups import LayerGroups
 from textgen.ops import Ops, SegmentLayout
@@ -20,6 +21,7 @@ from textgen.shard.token_rules import check_rules
 
 _SAMPLE, _LAST, _PROMPT_LOGPROBS = int(Flag.SAMPLE), int(Flag.LAST), int(Flag.PROMPT_LOGPROBS)
 _KNOWN_FLAGS = _SAMPLE | _LAST | _PROMPT_LOGPROBS
+_SPARED = 2  # tokens of a step for each that is asked for, from which on the others go without the last layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,20 +249,34 @@ def pack(
     blocks, within = np.divmod(positions, slots.block_size)
     of_tokens, width = segments.slot[owner], -(-int(segments.end.max()) // slots.block_size)
     drawn = segments.last & (segments.length == 1)
-    rows, attention = [], []
+    rows, attention, layouts = [], [], []
     for tables, window in zip(slots.tables, groups.windows, strict=True):
         own = tables[of_tokens, blocks].astype(np.int64) * slots.block_size + within
         rows.append(upload(own, like.device))
         of_segments = tables[segments.slot, :width]
         layout = SegmentLayout(segments.offset, segments.start, segments.length, of_segments, slots.block_size, drawn)
         attention.append(ops.attention(layout, window, like))
+        layouts.append(layout)
+    last = groups.group[-1]
     return PackedBatch(
         ids=_ids(segments, slots),
         positions=upload(positions, like.device),
         rows=[rows[group] for group in groups.group],
         attention=[attention[group] for group in groups.group],
         encoder=encoder_batch(inputs, slots, segments.slot, where, ops, like) if sources else None,
+        outputs=_outputs(segments, layouts[last], groups.windows[last], ops, like),
     )
+
+
+def _outputs(segments: Segments, layout: SegmentLayout, window: int | None, ops: Ops, like: Tensor) -> Outputs | None:
+    """The tokens that are sampled behind; of a step without any its last one, so that nothing is ever empty. None:
+    all, since a prompt is scored, or little would be spared."""
+    counts = segments.sample.astype(np.int64)
+    if not counts.any():
+        counts[-1] = 1
+    if segments.prompt_logprobs.any() or _SPARED * int(counts.sum()) > int(segments.length.sum()):
+        return None
+    return outputs_of(counts, layout, window, ops, like)
 
 
 def _ids(segments: Segments, slots: Slots) -> Tensor:

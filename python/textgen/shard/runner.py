@@ -254,7 +254,7 @@ class Runner:
         if segments.slot.size:
             batch = pack(segments, inputs, slots, self._ops, self.groups, self.model.like)
             hidden = self.model.hidden(batch, self.cache.layers)
-            logits = self._sampled_logits(segments, hidden)
+            logits = self._sampled_logits(segments, hidden, batch.outputs is None)
             forwarded = time.monotonic_ns()
             masks = columns.slot[columns.masks[:, 0]], columns.masks[:, 1]
             sampled = self._sample(number, segments, logits, masks)
@@ -279,12 +279,12 @@ class Runner:
             mask_wait=sampled.mask_wait,
         )
 
-    def _sampled_logits(self, segments: Segments, hidden: Tensor) -> Tensor | None:
-        """[sampled, vocab], None when nothing is sampled."""
+    def _sampled_logits(self, segments: Segments, hidden: Tensor, whole: bool) -> Tensor | None:
+        """[sampled, vocab], None when nothing is sampled. whole: hidden has all tokens, not those alone."""
         if not segments.sample.any():
             return None
         rows = (segments.offset + segments.length - 1)[segments.sample]
-        if len(rows) < hidden.shape[0]:
+        if whole and len(rows) < hidden.shape[0]:
             hidden = hidden.index_select(0, upload(rows, hidden.device))
         return self.model.logits(hidden)
 

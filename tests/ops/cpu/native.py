@@ -44,7 +44,7 @@ class Group(ctypes.Structure):
 class StepColumns(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("tokens", "outputs", "segments", "groups")),
-        *((name, c_void_p) for name in ("ids", "positions", "offsets", "starts", "lengths", "sampled")),
+        *((name, c_void_p) for name in ("ids", "positions", "offsets", "starts", "lengths", "sampled", "tails")),
         ("group", POINTER(Group)),
     ]
 
@@ -122,6 +122,7 @@ class Step:
     ids: Tensor | None = None
     positions: Tensor | None = None
     sampled: Tensor | None = None
+    tails: Any = None
     offsets: Any = None
     starts: Any = None
     lengths: Any = None
@@ -152,7 +153,7 @@ class Step:
             1,
             *(address(column) for column in (self.ids, self.positions)),
             *(address(column) for column in (self.offsets, self.starts, self.lengths)),
-            address(self.sampled),
+            *(address(column) for column in (self.sampled, self.tails)),
             ctypes.pointer(group),
         )
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from textgen.ops import AttentionForm, KvScales, SegmentLayout, reference
+from textgen.ops.interface import Ints
 
 from .native import ATTENTION, DTYPES, Native, Step
 from .test_rows import KINDS, wider
@@ -104,19 +105,27 @@ class Case:
             block_size=layout.block_size,
         )
 
-    def check(self, native: Native) -> None:
+    def check(self, native: Native, tails: Ints | None = None) -> None:
         """float32 within 1e-4; bfloat16 within what weights and result lose when they are rounded (2^-8 each of values
         of about 1; keys that were integers are rounded too, and scores of about 8 with them), and no farther from the
-        exact result than twice what the reference is."""
-        y = wider(torch.empty(len(self.query), self.heads * self.value_dim, dtype=self.query.dtype))
-        native.run(self.op, [self.query, y], self.step)
-        exact = self.expected(torch.float32)
+        exact result than twice what the reference is. tails: of each segment these last tokens alone, one behind the
+        other."""
+        step, kept = self.step, torch.arange(len(self.query))
+        if tails is not None:
+            first = self.layout.offsets + self.layout.lengths - tails
+            kept = torch.from_numpy(np.concatenate([np.arange(a, a + n) for a, n in zip(first, tails, strict=True)]))
+            step.outputs, step.tails = len(kept), tails
+        y = wider(torch.empty(max(len(kept), 1), self.heads * self.value_dim, dtype=self.query.dtype))
+        native.run(self.op, [self.query, y], step, outputs=() if tails is None else [1])
+        if not len(kept):
+            return
+        exact = self.expected(torch.float32)[kept]
         if y.dtype == torch.float32:
             torch.testing.assert_close(y, exact, rtol=1e-4, atol=2e-5)
             return
         bound = 2**-7 if self.scales is None else 2**-5
         torch.testing.assert_close(y.float(), exact, rtol=bound, atol=bound)
-        theirs = (self.expected(torch.bfloat16).float() - exact).abs()
+        theirs = (self.expected(torch.bfloat16)[kept].float() - exact).abs()
         assert (y.float() - exact).abs().mean() <= 2 * theirs.mean() + 1e-6
 
 
@@ -131,6 +140,21 @@ def test_random_layouts(native: Native, rng: random.Random, dtype: torch.dtype, 
     dims = rng.choice([(64, 64), (64, 64), (32, 32), (8, 5), (40, 72), (80, 80), (128, 128)])
     block = rng.choice([1, 4, 16, 16, 60])
     Case(rng, dtype, heads, dims, segments(rng, rng.randint(1, 7)), block, forms(heads[0])[kind], window).check(native)
+
+
+@KINDS
+@pytest.mark.parametrize("stored", [None, torch.int8])
+def test_last_tokens_of_segments_alone(
+    native: Native, rng: random.Random, dtype: torch.dtype, stored: torch.dtype | None
+) -> None:
+    heads, window = rng.choice([(4, 4), (9, 3), (8, 1)]), rng.choice([None, None, 5, 70])
+    found = [*segments(rng, rng.randint(1, 7)), (rng.choice([0, 60, 500]), rng.choice([30, 90]))]
+    rng.shuffle(found)
+    case = Case(rng, dtype, heads, (64, 64), found, rng.choice([4, 16]), forms(heads[0])["plain"], window, stored)
+    tails = np.array([rng.choice([0, 1, 1, 2, length]) for _, length in found]).clip(max=case.layout.lengths)
+    tails[rng.randrange(len(tails))] = 1
+    case.check(native, tails)
+    case.check(native, np.zeros_like(tails))
 
 
 @KINDS

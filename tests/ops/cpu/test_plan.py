@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.models.families import TINY
-from tests.models.test_decoder import BLOCK, BLOCKS, CPU, Sequence, load, run_step
+from tests.models.test_decoder import BLOCK, BLOCKS, CPU, Sequence, asked, load, random_tails, run_step
 from tests.models.test_fallback import make
 from tests.models.tiny import make_model, random_prompt
 from tests.seeds import fresh_rng, fresh_seed
@@ -80,14 +80,20 @@ def poisoned(model: Model, dtype: torch.dtype | None = None) -> KvCache:
 
 @torch.inference_mode()
 def logits(
-    model: Model, seed: int, dtype: torch.dtype | None = None, steps: tuple[tuple[int, ...], ...] = CHUNKS
+    model: Model,
+    seed: int,
+    dtype: torch.dtype | None = None,
+    steps: tuple[tuple[int, ...], ...] = CHUNKS,
+    some: bool = False,
 ) -> torch.Tensor:
-    """Of all tokens of four sequences that run in chunks and side by side in shuffled blocks."""
+    """Of all tokens of four sequences that run in chunks and side by side in shuffled blocks. some: of some of them;
+    the other rows are infinite."""
     rng, cache = random.Random(seed), poisoned(model, dtype)
     blocks = rng.sample(range(BLOCKS), BLOCKS)
     sequences = [Sequence(random_prompt(rng, n), blocks[20 * i : 20 * i + 20]) for i, n in enumerate((70, 9, 33, 1))]
     for lengths in steps:
-        run_step(model, cache, [(s, n) for s, n in zip(sequences, lengths, strict=True) if n])
+        tails = random_tails(rng, [n for n in lengths if n]) if some else None
+        run_step(model, cache, [(s, n) for s, n in zip(sequences, lengths, strict=True) if n], tails)
         for sequence in sequences:
             sequence.logits = [part.clone() for part in sequence.logits]  # a plan writes over what it gave
     return torch.cat([part for sequence in sequences for part in sequence.logits])
@@ -141,6 +147,11 @@ def test_every_family_gives_the_same_logits(architecture: str, tmp_path: Path, m
     check_layout(recording.hidden)
     ours = logits(planned(recording, threads=2), seed)
     torch.testing.assert_close(ours, expected, rtol=0, atol=bound)
+    for model in (InterpretedModel(recording, TOKENS, TOKENS), planned(recording, threads=2)):
+        of_some = logits(model, seed, some=True)
+        rows = asked(of_some)
+        assert 0 < rows.sum() < len(rows)
+        torch.testing.assert_close(of_some[rows], expected[rows], rtol=0, atol=bound)
     # Greedy tokens are the same wherever one token is better by more than the bound.
     best = expected.topk(2, dim=-1)
     sure = best.values[:, 0] - best.values[:, 1] > 2 * bound
@@ -243,7 +254,8 @@ def test_a_block_of_llama_is_nine_operations(tmp_path: Path) -> None:
     make_model(tmp_path)
     program = record(load(tmp_path)).hidden
     block = "Normalize Multiply RotateAndWrite Attend Multiply Normalize Multiply ActivateGated Multiply".split()
-    assert [type(each).__name__ for each in program.instructions] == ["Embed", "RotaryTable", *block * 3]
+    last = [block[0], "TakeOutputs", *block[1:]]
+    assert [type(each).__name__ for each in program.instructions] == ["Embed", "RotaryTable", *block * 2, *last]
     assert sum(each.add for each in program.instructions if isinstance(each, Multiply)) == 2 * 3
     widths = {each.y.buffer.width for each in program.instructions if isinstance(each, Multiply)}
     layout = lay_out(program, 1)

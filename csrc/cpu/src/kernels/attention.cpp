@@ -83,7 +83,7 @@ Workspace workspace(const Attention &form, const Sizes &sizes, const Run &run) {
   return space;
 }
 
-// Goes through the tasks of a step: segments, heads of the cache, tiles of rows.
+// Goes through the tasks of a step: segments, heads of the cache, tiles of rows. Segments without tokens have none.
 class Tasks {
  public:
   Tasks(const Attention &form, const tg_step &step) : form_(form), step_(step) { enter(); }
@@ -97,26 +97,28 @@ class Tasks {
     task_.kv_head += task_.heads;
     if (task_.kv_head < form_.kv_heads) return cut();
     task_.kv_head = 0;
-    task_.segment++;
+    task_.output += form_.lengths[task_.segment++];
     enter();
   }
 
  private:
   void enter() {
+    while (!done() && form_.lengths[task_.segment] == 0) task_.segment++;
     if (done()) return;
-    const int64_t rows = step_.lengths[task_.segment] * form_.share;
+    const int64_t length = form_.lengths[task_.segment], rows = length * form_.share;
+    const int64_t before = step_.lengths[task_.segment] - length;
     task_.many = form_.packs && rows > kRows;
     task_.few = form_.packs && kHasFew && rows <= kRows;
     task_.heads = task_.many ? 1 : form_.together;
     size_ = task_.many ? kManyRows : kRows;
     tiles_ = ceil_div(rows, size_);
-    task_.token = step_.offsets[task_.segment];
-    task_.start = step_.starts[task_.segment];
+    task_.token = step_.offsets[task_.segment] + before;
+    task_.start = step_.starts[task_.segment] + before;
     cut();
   }
 
   void cut() {
-    const int64_t rows = step_.lengths[task_.segment] * form_.share;
+    const int64_t rows = form_.lengths[task_.segment] * form_.share;
     task_.first = task_.tile * size_;
     task_.count = least(size_, rows - task_.first);
     task_.begin = form_.window > 0 ? most(0, task_.start + task_.first / form_.share - form_.window + 1) : 0;
@@ -143,7 +145,8 @@ int64_t heads_together(const Attention &form, const tg_step &step, int64_t worke
   if (!form.packs) return 1;
   int64_t units = 0;
   for (int64_t i = 0; i < step.segments; i++) {
-    if (step.lengths[i] * form.share <= kRows) units += ceil_div(step.starts[i] + step.lengths[i], kFewUnit);
+    const int64_t rows = form.lengths[i] * form.share;
+    if (rows > 0 && rows <= kRows) units += ceil_div(step.starts[i] + step.lengths[i], kFewUnit);
   }
   int64_t together = least(form.kv_heads, kManyRows / kRows);
   const auto good = [&] {
@@ -174,6 +177,7 @@ struct Cuts {
     int64_t before = 0, worker = 1;
     for (Tasks tasks(form, step); !tasks.done(); tasks.next()) {
       const Task &task = tasks.task();
+      if (before == 0) at[0] = {task.segment, task.kv_head, task.tile, 0};
       const int64_t cost = task.weight * task.units;
       for (; worker < workers; worker++) {
         const int64_t within = total * worker / workers - before;
@@ -207,7 +211,7 @@ void finish(const Attention &form, const Task &task, const Run &run, const Parti
     float total = partial.total[row];
     if (form.sinks != nullptr) total += __builtin_exp2f(form.sinks[head] * kLog2e - partial.top[row]);
     const float *from = partial.out + row * form.padded_value;
-    T *to = run.row<T>(form.y, task.token + at / form.share) + head * form.value_dim;
+    T *to = run.row<T>(form.y, task.output + at / form.share) + head * form.value_dim;
     const float factor = 1.0f / total;
     by_vector(0, form.value_dim, [&](int64_t i, int lanes) { store_lanes(to + i, load(from + i) * factor, lanes); });
   }
@@ -240,6 +244,7 @@ void join(const Attention &form, const Task &task, const Partial &into, const Pa
 void attention_run(const tg_op &op, const Run &run) {
   Attention form = read_form(op, run.buffers);
   form.group = run.step->group + op.args[TG_ATTENTION_GROUP];
+  form.lengths = run.buffer(form.y).extent == TG_OUTPUTS ? run.step->tails : run.step->lengths;
   form.together = heads_together(form, *run.step, run.workers);
   const Sizes sizes(form);
   const Cuts cuts(form, *run.step, run.workers);
@@ -304,7 +309,7 @@ const char *attention_check(const tg_op &op, const Shape &shape) {
   if (shape.buffers[q].width < heads * dim || shape.buffers[y].width < heads * value_dim) {
     return "attention: q or y is narrower than its heads";
   }
-  if (shape.buffers[q].extent != TG_TOKENS || shape.buffers[y].extent != TG_TOKENS) return "attention: q or y is not by token";
+  if (shape.buffers[q].extent != TG_TOKENS) return "attention: q is not by token";
   const int64_t dtype = op.args[TG_ATTENTION_CACHE_DTYPE];
   if (!is_cached(dtype)) return "attention: the cache is not one of floats or 8-bit integers";
   if (dtype == TG_I8 && (op.args[TG_ATTENTION_KEY_SCALES] == 0 || op.args[TG_ATTENTION_VALUE_SCALES] == 0)) {

@@ -54,6 +54,7 @@ struct Attention {
   const float *slopes, *sinks, *biases;
   float scale, cap;
   const tg_group *group;
+  const int64_t *lengths;  // [segments] tokens of each that are worked on: its last ones
   int64_t together;  // heads of the cache that a task of few rows has
   bool packs;  // bfloat16 throughout, where many rows are multiplied by packed code
 
@@ -65,7 +66,8 @@ struct Attention {
 struct Task {
   int64_t segment, kv_head, tile;
   int64_t first, count;
-  int64_t token, start;  // of the segment: index of its first token, and the position of that
+  int64_t token, start;  // of the first of the segment's tokens that are worked on: its index, and its position
+  int64_t output;        // the row of y for it
   int64_t begin, end;
   int64_t units;
   int64_t heads;

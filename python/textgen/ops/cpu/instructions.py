@@ -22,10 +22,11 @@ READ, WRITTEN, CHANGED = "read", "written", "changed"
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """[rows, width] of one dtype; a row for each token of the step."""
+    """[rows, width] of one dtype; a row for each token of the step, or for each of its outputs."""
 
     width: int
     dtype: torch.dtype
+    of_outputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class RotateAndWrite(Instruction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attend(Instruction):
-    """y = attention of the queries x over the layer's cache."""
+    """y = attention of the queries x over the layer's cache; of outputs alone where y is theirs."""
 
     layer: int
     heads: int
@@ -186,6 +187,14 @@ class Attend(Instruction):
     head_dim: int
     value_dim: int
     form: AttentionForm
+    x: View = _operand(READ)
+    y: View = _operand(WRITTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOutputs(Instruction):
+    """y = the rows of x that are outputs."""
+
     x: View = _operand(READ)
     y: View = _operand(WRITTEN)
 

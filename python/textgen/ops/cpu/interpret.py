@@ -33,6 +33,7 @@ from textgen.ops.cpu.instructions import (
     Route,
     Scale,
     Switch,
+    TakeOutputs,
     View,
 )
 from textgen.ops.cpu.layout import Layout, lay_out
@@ -74,9 +75,10 @@ class Interpreter:
 class _Step:
     def __init__(self, of: Interpreter, rows: int, batch: PackedBatch | None, caches: Sequence[LayerCache]) -> None:
         self._of, self._rows, self._batch, self._caches = of, rows, batch, caches
+        self._outputs = rows if batch is None or batch.outputs is None else len(batch.outputs.rows)
 
     def at(self, view: View) -> Tensor:
-        return self._of.view(view, self._rows)
+        return self._of.view(view, self._outputs if view.buffer.of_outputs else self._rows)
 
     @property
     def batch(self) -> PackedBatch:
@@ -108,6 +110,8 @@ class _Step:
                 self._rotate_and_write(each)
             case Attend():
                 self.at(each.y).copy_(self._attend(each))
+            case TakeOutputs():
+                self.at(each.y).copy_(self.batch.asked(self.at(each.x)))
             case Activate():
                 self.at(each.y).copy_(reference.activate(self.at(each.x), each.kind))
             case ActivateGated():
@@ -156,7 +160,9 @@ class _Step:
         if cache.scales is None:
             query = query.to(cache.keys.dtype)
         key, value = (stored.view(-1, *stored.shape[2:])[rows] for stored in (cache.keys, cache.values))
-        return self.batch.attention[each.layer](query, key, value, cache.keys, cache.values, each.form, cache.scales)
+        outputs = self.batch.outputs if each.y.buffer.of_outputs else None
+        attend = self.batch.attention[each.layer] if outputs is None else outputs.attend
+        return attend(query, key, value, cache.keys, cache.values, each.form, cache.scales)
 
     def _route(self, each: Route) -> None:
         shares, chosen = reference.route(self.at(each.x), each.spec, each.correction)
@@ -164,7 +170,8 @@ class _Step:
         self.at(each.chosen).copy_(chosen)
 
     def _mix(self, each: MixExperts) -> None:
-        x, shares, total = self.at(each.x), self.at(each.shares), torch.zeros(self._rows, each.y.width)
+        x, shares = self.at(each.x), self.at(each.shares)
+        total = torch.zeros(len(x), each.y.width)
         for place, experts in enumerate(self.at(each.chosen).t().tolist()):
             for row, expert in enumerate(experts):
                 up_bias, down_bias = (None if bias is None else bias[expert] for bias in (each.up_bias, each.down_bias))

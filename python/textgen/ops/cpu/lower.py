@@ -36,6 +36,7 @@ from textgen.ops.cpu.instructions import (
     Route,
     Scale,
     Switch,
+    TakeOutputs,
     View,
 )
 from textgen.ops.cpu.layout import ALIGNED, Layout, lay_out
@@ -48,12 +49,12 @@ from textgen.quantization.stored import StoredWeight
 
 # Kinds of operations, flags and activations; `csrc/cpu/include/textgen_cpu_kinds.h` says what each kind takes.
 LINEAR, EMBED, NORM, ADD_ROWS, ROPE_WRITE, ATTENTION, ACTIVATE, ACTIVATE_GATED, CLAMP, SCALE = range(10)
-EXPERTS, ROPE_TABLE, ARGMAX, MOVE, ROUTE, SWITCH, PICK, DRAW_TOKENS = range(11, 19)
+GATHER_ROWS, EXPERTS, ROPE_TABLE, ARGMAX, MOVE, ROUTE, SWITCH, PICK, DRAW_TOKENS = range(10, 19)
 KINDS = {
     LINEAR: "products", EMBED: "embedding", NORM: "norms", ADD_ROWS: "sums", ROPE_WRITE: "rotation, cache write",
     ATTENTION: "attention", ACTIVATE: "activations", ACTIVATE_GATED: "activations", CLAMP: "clamps", SCALE: "scalings",
     EXPERTS: "experts", ROPE_TABLE: "rotary tables", ARGMAX: "likeliest tokens", MOVE: "moves",
-    ROUTE: "choice of experts", SWITCH: "switches", PICK: "inputs in another order",
+    ROUTE: "choice of experts", SWITCH: "switches", PICK: "inputs in another order", GATHER_ROWS: "rows of outputs",
 }  # fmt: skip
 ADD, LAYER, BY_POSITION, PACKED, NORMALIZED = 1, 2, 2, 4, 1
 SCORES = {"softmax": 0, "chosen": 1, "sigmoid": 2}
@@ -176,10 +177,12 @@ class Lowered:
         for view, index in self._views.items():
             place, dtype = self.layout.places[view.buffer], view.buffer.dtype
             offset = place.offset + view.first * dtype.itemsize
-            buffers[index] = BufferRecord(None, offset, view.width, place.stride, DTYPES[dtype], 0)
+            buffers[index] = BufferRecord(
+                None, offset, view.width, place.stride, DTYPES[dtype], int(view.buffer.of_outputs)
+            )
         options = PlanOptions(
             ops=operations, buffers=buffers, arena=self._arena.data_ptr(), op_count=len(operations),
-            buffer_count=len(buffers), arena_bytes=self.layout.size, max_tokens=self.rows, max_outputs=0,
+            buffer_count=len(buffers), arena_bytes=self.layout.size, max_tokens=self.rows, max_outputs=self.rows,
             max_segments=segments, max_context=context,
         )  # fmt: skip
         caches = [place.cache for place in layers]
@@ -235,6 +238,8 @@ class Lowered:
                 args += [0] * 6 + [0, *(self._address(part) for part in (form.slopes, form.sinks, form.biases))]
                 args += [0 if form.biases is None else form.biases.shape[1], 0, 0]
                 return _Record(ATTENTION, args, (form.scale, form.soft_cap or 0.0), layer=each.layer)
+            case TakeOutputs():
+                return _Record(GATHER_ROWS, [self._at(each.x), self._at(each.y)])
             case Activate():
                 return _Record(ACTIVATE, [self._at(each.x), self._at(each.y), ACTIVATIONS[each.kind]])
             case ActivateGated(kind=ClampedSilu(limit=limit, alpha=alpha)):

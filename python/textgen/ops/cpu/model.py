@@ -62,6 +62,7 @@ class PlannedModel:
         self._plan: Handle | None = None
         self._bound: object = None
         self._step, self._found = Step(), 0
+        self._every = np.arange(sizes.max_tokens)
         self._last: _Filled | None = None
         keys = torch.empty((1, 1, self.spec.num_kv_heads, self.spec.head_dim), dtype=self.like.dtype)
         nowhere = LayerPlace(LayerCache(keys, keys), 0, None)
@@ -95,7 +96,7 @@ class PlannedModel:
                 self._kernels.profile(plan, None)
 
     def hidden(self, batch: PackedBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """[tokens, hidden] after the last layer, not yet normed; writes the cache."""
+        """See `Model`."""
         groups, of_layers = _groups(batch)
         windows = tuple(attention.window for attention, _ in groups)
         bound = ([id(cache) for cache in caches], of_layers, windows)
@@ -104,10 +105,9 @@ class PlannedModel:
             sizes = self._sizes
             self._plan = self._hidden.plan(self._pool, sizes.max_tokens, sizes.max_context, places)
             self._bound = bound
-        tokens = len(batch.ids)
-        self._last = _fill(self._step, batch, groups)
+        self._last = _fill(self._step, batch, groups, self._every)
         self._kernels.run(self._plan, self._step)
-        return self._hidden.view(self._hidden.program.result, tokens)
+        return self._hidden.view(self._hidden.program.result, self._step.outputs)
 
     def repeat(
         self,
@@ -278,8 +278,10 @@ class Repeated:
         return bool(self.found.tokens[rows].min() >= 0)
 
 
-def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention, Tensor]]) -> _Filled:
-    """Point the step at the batch. What is returned must live until the step has run."""
+def _fill(
+    step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention, Tensor]], every: NDArray[np.int64]
+) -> _Filled:
+    """Point the step at the batch. What is returned must live until the step has run. every: 0, 1, 2, ..."""
     layout = groups[0][0].layout
     columns = [np.array(column, np.int64) for column in (layout.offsets, layout.starts, layout.lengths)]
     records = (Group * len(groups))()
@@ -293,9 +295,16 @@ def _fill(step: Step, batch: PackedBatch, groups: Sequence[tuple[PagedAttention,
     step.ids, step.positions = batch.ids.data_ptr(), batch.positions.data_ptr()
     step.offsets, step.starts, step.lengths = (column.ctypes.data for column in columns)
     step.group = records
+    outputs = batch.outputs
+    if outputs is None:
+        step.outputs, step.sampled, step.tails = step.tokens, every.ctypes.data, step.lengths
+    else:
+        tails = np.ascontiguousarray(outputs.counts, np.int64)
+        columns.append(tails)
+        step.outputs, step.sampled, step.tails = len(outputs.rows), outputs.rows.data_ptr(), tails.ctypes.data
     places = {id(rows): rows.numpy() for _, rows in groups}
     moving = columns[1], batch.positions.numpy(), *places.values()
-    keeps = columns, tables, records, batch
+    keeps = columns, tables, records, batch, every
     of_first = places[id(groups[0][1])]
     return _Filled(keeps, batch.ids.numpy(), columns[1], of_first, tables[0], records[0], moving)
 

@@ -10,7 +10,7 @@ import torch
 from textgen.layers.experts import Experts
 from textgen.layers.latent import LatentAttention
 from textgen.layers.weight import DenseWeight
-from textgen.ops.cpu.instructions import Attend, MixExperts, Move, Multiply, Normalize, RotateAndWrite, Route, Switch
+from textgen.ops.cpu.instructions import MixExperts, Move, Multiply, Normalize, RotateAndWrite, Route, Switch
 from textgen.ops.cpu.values import Rows, affine_of
 
 
@@ -72,13 +72,8 @@ class RecordedLatent:
                 table=None if rotation is None else rotation.cos,
             )
         )  # fmt: skip
-        attended, values = tape.new(heads * rank), tape.new(heads * spec.value_dim)
-        tape.add(
-            Attend(
-                layer=attention.layer, heads=heads, kv_heads=1, head_dim=cached, value_dim=rank, form=of.form,
-                x=queries, y=attended,
-            )
-        )  # fmt: skip
+        attended = attention.add(tape, queries, (heads, 1, cached, rank), of.form).at
+        values = tape.new(heads * spec.value_dim)
         for head, out_of in enumerate(of.out_of):
             part, to = attended.part(head * rank, rank), values.part(head * spec.value_dim, spec.value_dim)
             tape.add(Multiply(weight=DenseWeight(out_of.t().contiguous()), bias=None, x=part, y=to))

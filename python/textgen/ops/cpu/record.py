@@ -22,6 +22,7 @@ from textgen.ops.cpu.values import (
     LayerPlace,
     RecordedAttention,
     RecordedOps,
+    RecordedOutputs,
     RecordedWeight,
     Rows,
     Tape,
@@ -31,7 +32,8 @@ from textgen.ops.cpu.values import (
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`hidden`: from ids and positions to the rows after the last layer. `logits`: from such rows to float32 logits."""
+    """`hidden`: from ids and positions to the rows of outputs after the last layer. `logits`: from such rows to float32
+    logits."""
 
     spec: DecoderSpec
     hidden: Program
@@ -48,12 +50,14 @@ def record(decoder: Decoder) -> Recording:
 
 def _hidden(double: Any, tape: Tape) -> Program:
     layers = range(double.spec.num_layers)
+    outputs = RecordedOutputs(RecordedAttention(layers[-1], of_outputs=True))
     places: list[Any] = [LayerCache(_any(LayerPlace(at, False)), _any(LayerPlace(at, True))) for at in layers]
     batch = PackedBatch(
         ids=_any(TokenNumbers(tape, False)),
         positions=_any(TokenNumbers(tape, True)),
         rows=[_any(None) for _ in layers],
         attention=[RecordedAttention(layer) for layer in layers],
+        outputs=_any(outputs),
     )
     result = double.hidden(batch, places)
     return fuse(Program(tuple(tape.instructions), result.at))

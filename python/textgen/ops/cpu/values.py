@@ -30,6 +30,7 @@ from textgen.ops.cpu.instructions import (
     RotaryTable,
     Rotate,
     Scale,
+    TakeOutputs,
     View,
     WriteCache,
 )
@@ -53,9 +54,10 @@ class Tape:
 
     dtype: torch.dtype
     instructions: list[Instruction] = field(default_factory=list)
+    of_outputs: bool = False  # whether what is new has rows of outputs alone
 
     def new(self, width: int, dtype: torch.dtype | None = None) -> View:
-        return View.whole(Buffer(width, dtype or self.dtype))
+        return View.whole(Buffer(width, dtype or self.dtype, self.of_outputs))
 
     def add(self, instruction: Instruction) -> None:
         self.instructions.append(instruction)
@@ -197,19 +199,38 @@ class RecordedAttention:
     """In place of the step's attention in one layer."""
 
     layer: int
+    of_outputs: bool = False  # nothing behind it has other rows
 
     def __call__(
         self, query: Any, key: Any, value: Any, keys: object, values: object, form: AttentionForm, scales: object = None
     ) -> Any:
         (heads, head_dim), (kv_heads, value_dim) = query.sizes, value.sizes
-        y = query.tape.new(heads * value_dim)
-        query.tape.add(
+        return self.add(query.tape, query.at, (heads, kv_heads, head_dim, value_dim), form)
+
+    def add(self, tape: Tape, query: View, sizes: tuple[int, int, int, int], form: AttentionForm) -> Rows:
+        """sizes: heads, kv_heads, head_dim and value_dim."""
+        tape.of_outputs = self.of_outputs
+        heads, kv_heads, head_dim, value_dim = sizes
+        y = tape.new(heads * value_dim)
+        tape.add(
             Attend(
                 layer=self.layer, heads=heads, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim,
-                form=form, x=query.at, y=y,
+                form=form, x=query, y=y,
             )
         )  # fmt: skip
-        return Rows(query.tape, y, (y.width,))
+        return Rows(tape, y, (y.width,))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOutputs:
+    """In place of `Outputs`."""
+
+    attend: RecordedAttention
+
+    def take(self, x: Any) -> Rows:
+        y = View.whole(Buffer(x.at.width, x.dtype, of_outputs=True))
+        x.tape.add(TakeOutputs(x=x.at, y=y))
+        return Rows(x.tape, y, x.sizes)
 
 
 def affine_of(spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Affine:
