@@ -4,7 +4,7 @@
 //
 // A cache of TG_I8 has a scale for each row and head, [rows, kv_heads] float32: scale = max|x| / 127 of a head's numbers, q =
 // round_half_even(x * (127 / max|x|)); a head with a number that is not finite has a scale that is none. What is read of it is q * scale,
-// rounded to bfloat16 where products of two bfloat16 follow.
+// rounded to bfloat16 where products of two bfloat16 follow; with few queries scores and weights meet the scales instead.
 // Included by textgen_cpu.h.
 #ifndef TEXTGEN_CPU_KINDS_H
 #define TEXTGEN_CPU_KINDS_H

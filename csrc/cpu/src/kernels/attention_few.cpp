@@ -119,7 +119,11 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
                                 [&] { ahead.ask(kOfKeys); });
       }
       for (int64_t head = begin; head < end; head++) {
-        for (int64_t g = 0; g < groups.groups; g++) turn_scores<kColumns>(found[head - begin][g], scores_of(head) + g * 16);
+        const Cached of_keys = cached_keys(form, task.kv_head + head);
+        for (int64_t g = 0; g < groups.groups; g++) {
+          turn_scores<kColumns>(found[head - begin][g], scores_of(head) + g * 16);
+          if (of_keys.scales != nullptr) groups.scale(of_keys, g, task.count, scores_of(head) + g * 16);
+        }
       }
     }
     each_head(form, task, partial, [&](const Task &one, const Partial &own) {
@@ -129,7 +133,10 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
       weigh<float, true, kColumns>(form, one, own, 0, one.count, scores, scores, kFewUnit, key, groups.count, padded);
       Sixteen values[kGroups];
       const Cached of_values = cached_values(form, one.kv_head, form.padded_value);
-      for (int64_t g = 0; g < groups.groups; g++) values[g] = groups.at(form, of_values, g, false, value_copies);
+      for (int64_t g = 0; g < groups.groups; g++) {
+        values[g] = groups.at(form, of_values, g, false, value_copies);
+        if (of_values.scales != nullptr) groups.scale(of_values, g, one.count, scores + g * 16);
+      }
       by_blocks<4>(one.count, [&](auto rows, int64_t row) {
         add_values<decltype(rows)::value>(form, scores + row * kFewUnit, values, groups.count,
                                           own.out + row * form.padded_value, [&] { ahead.ask(); });

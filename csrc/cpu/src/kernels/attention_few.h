@@ -15,6 +15,15 @@ struct Sixteen {
   int64_t stride;
 };
 
+// 32 integers as bfloat16, which has all that a byte does: floats of them end in sixteen zeros.
+TG_INLINE __m512i integers(__m256i bytes) {
+  const __m512i low = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes))));
+  const __m512i high = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1))));
+  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return _mm512_permutex2var_epi16(low, _mm512_load_si512(kUpper), high);
+}
+
 // A unit's rows of the cache by sixteens, and which of these follow each other there.
 struct Groups {
   const int64_t *rows;
@@ -31,6 +40,7 @@ struct Groups {
   int64_t count_of(int64_t g) const { return least(16, count - g * 16); }
 
   // As they lie, or in `copies`, [16][padded] numbers for each group, with zeros behind the last row. all: that there are 16.
+  // Integers are without their scales.
   TG_INLINE Sixteen at(const Attention &form, const Cached &cached, int64_t g, bool all, Bf16 *copies) const {
     if (form.cache_dtype == TG_BF16 && even[g] && cached.dim == cached.padded && (!all || count_of(g) == 16)) {
       const Bf16 *from = reinterpret_cast<const Bf16 *>(cached.address) + cached.head * cached.dim;
@@ -41,12 +51,33 @@ struct Groups {
     return {to, cached.padded};
   }
 
+  // numbers [count][kFewUnit], of sixteen tokens from their first on, times the scales of integers.
+  template <typename T>
+  TG_INLINE void scale(const Cached &cached, int64_t g, int64_t count, T *numbers) const {
+    float scales[16] = {};
+    for (int64_t i = 0; i < count_of(g); i++) scales[i] = cached.scales[rows[g * 16 + i] * cached.kv_heads + cached.head];
+    const Vec by = load(scales);
+    for (int64_t row = 0; row < count; row++) store(numbers + row * kFewUnit, load(numbers + row * kFewUnit) * by);
+  }
+
  private:
   void copy(const Attention &form, const Cached &cached, int64_t g, Bf16 *to) const {
     const int64_t filled = count_of(g);
     const Bf16 *places[16];
     if (form.cache_dtype == TG_I8) {
-      locate<Bf16, int8_t>(cached, rows + g * 16, filled, to, places);
+      const int8_t *from = reinterpret_cast<const int8_t *>(cached.address) + cached.head * cached.dim;
+      for (int64_t i = 0; i < filled; i++) {
+        const int8_t *numbers = from + rows[g * 16 + i] * cached.stride;
+        Bf16 *row = to + i * cached.padded;
+        int64_t at = 0;
+        for (; at + 32 <= cached.dim; at += 32) {
+          _mm512_storeu_si512(row + at, integers(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(numbers + at))));
+        }
+        for (; at < cached.padded; at += 32) {
+          const __mmask32 there = static_cast<__mmask32>((uint64_t{1} << most(cached.dim - at, 0)) - 1);
+          _mm512_storeu_si512(row + at, integers(_mm256_maskz_loadu_epi8(there, numbers + at)));
+        }
+      }
     } else {
       locate<Bf16, Bf16>(cached, rows + g * 16, filled, to, places);
       for (int64_t i = 0; i < filled; i++) {

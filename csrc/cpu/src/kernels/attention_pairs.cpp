@@ -172,11 +172,13 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     // All heads of sixteen tokens, then of the next: as they lie.
     for (int64_t g = 0; g < groups.groups; g++) {
       for (int64_t head = 0; head < task.heads; head++) {
-        const Sixteen keys = groups.at(form, cached_keys(form, task.kv_head + head), g, true, key_copies);
+        const Cached of_keys = cached_keys(form, task.kv_head + head);
+        const Sixteen keys = groups.at(form, of_keys, g, true, key_copies);
         by_blocks<kTogether>(task.count, [&](auto rows, int64_t row) {
           score_keys<decltype(rows)::value>(query_of(head) + row * form.padded_dim * 2, form.padded_dim, keys,
                                             scores_of(head) + row * kFewUnit + g * 16, [&] { ahead.ask(); });
         });
+        if (of_keys.scales != nullptr) groups.scale(of_keys, g, task.count, scores_of(head) + g * 16);
       }
     }
     each_head(form, task, partial, [&](const Task &one, const Partial &own) {
@@ -190,7 +192,9 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     });
     for (int64_t g = 0; g < groups.groups; g++) {
       for (int64_t head = 0; head < task.heads; head++) {
-        const Sixteen values = groups.at(form, cached_values(form, task.kv_head + head, form.padded_value), g, false, value_copies);
+        const Cached of_values = cached_values(form, task.kv_head + head, form.padded_value);
+        const Sixteen values = groups.at(form, of_values, g, false, value_copies);
+        if (of_values.scales != nullptr) groups.scale(of_values, g, task.count, weights_of(head) + g * 16);
         by_blocks<kTogether>(task.count, [&](auto rows, int64_t row) {
           add_group<decltype(rows)::value>(form, weights_of(head) + row * kFewUnit + g * 16, values, groups.count_of(g),
                                            partial.out + (head * kRows + row) * form.padded_value, [&] { ahead.ask(kOfValues); });

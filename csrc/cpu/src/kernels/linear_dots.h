@@ -233,10 +233,10 @@ class Fours {
 
 // acc[r][s] = start(r) and the steps from `begin` to `end` of row r of x and stream s of the weight. Row by row within a turn: the
 // registers hold what all streams have there, and not in turn what all rows have.
-// ask(s, i): for what comes later.
-template <typename Dot, int kRows, int kStreams, typename F, typename G>
+// ahead: asked here and not through a function of the caller's, since GCC leaves out calls of what only asks for memory.
+template <typename Dot, int kRows, int kStreams, typename F>
 TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const F &start, const uint8_t *const (&weight)[kStreams],
-                        const char *x, int64_t x_stride, int64_t begin, int64_t end, const G &ask) {
+                        const char *x, int64_t x_stride, int64_t begin, int64_t end, const Ahead &ahead) {
   typename Dot::Acc held[kRows][kStreams];  // in registers: what is behind the loop takes those of `acc` one by one, from memory
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++) {
@@ -247,7 +247,7 @@ TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const F &star
   Fours<kRows> units(x + begin * Dot::kUnit, x_stride);
   for (int64_t i = begin; i < end; i++) {
 #pragma GCC unroll 8
-    for (int s = 0; s < kStreams; s++) ask(s, i);
+    for (int s = 0; s < kStreams; s++) ahead.ask(weight[s], i);
 #pragma GCC unroll 2
     for (int turn = 0; turn < Dot::kTurns; turn++) {
       typename Dot::Right right[kStreams];

@@ -18,8 +18,8 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
     const int64_t steps = weight->panel_bytes / 64;
     const auto start = [&](int r) { return Dot::start(Dot::kInteger ? job.x.sums[row + r] : 0); };
     const Ahead ahead(job, row, kRows, steps);
-    const auto ask = [&](int s, int64_t i) { ahead.ask(from[s], i); };
-    multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, 0, steps, ask);
+    for (int s = 0; Dot::kInteger && s < kStreams; s++) __builtin_prefetch(weight->scales + (panel + s * apart + 1) * kPanel);
+    multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, 0, steps, ahead);
     const float *x_scales = job.x.scales + row;
     for (int s = 0; s < kStreams; s++) {
       const int64_t at = panel + s * apart;
@@ -37,10 +37,9 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
     Vec sums[kRows][kStreams][kSums] = {};
     const int64_t steps = weight->group / 4;
     const Ahead ahead(job, row, kRows, weight->groups * steps);
-    const auto ask = [&](int s, int64_t i) { ahead.ask(from[s], i); };
     for (int64_t g = 0; g < weight->groups; g++) {
       const auto start = [&](int r) { return Dot::start(job.x.sums[(row + r) * weight->groups + g]); };
-      multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ask);
+      multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ahead);
 #pragma GCC unroll 8
       for (int s = 0; s < kStreams; s++) {
         Vec scales[kParts];
