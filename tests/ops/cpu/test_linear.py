@@ -103,6 +103,20 @@ def test_a_number_that_is_none_makes_its_row_none(
     assert y.isfinite().all(dim=1).sum() == rows - 1
 
 
+@pytest.mark.parametrize("form", [BF16, COMPACT, INT8])
+def test_outputs_that_are_more_than_caches_have(native: Native, rng: random.Random, form: int) -> None:
+    """Whole lines of them go past these; what lies behind a row's end stays as it is."""
+    rows, outs, ins, wide = rng.choice((33, 40)), 16384 + rng.randint(1, 60), 40, 16448
+    matrix, x = random_matrix(rng, form, outs, ins, 0), torch.randn(rows, ins)
+    room = torch.full((rows * wide + 16,), 7.0)
+    y = room[-room.data_ptr() % 64 // 4 :][: rows * wide].view(rows, wide)
+    run_linear(native, rng, matrix, guarded(x), None, y[:, :outs], False)
+    product, size = matrix.product(x, unpacks(native.kernels.isa, rows))
+    excess = (y[:, :outs].double() - product).abs() - size * ins * 2**-24 - product.abs() * 2**-22 - 1e-6
+    assert excess.max() <= 0
+    assert (y[:, outs:] == 7).all()
+
+
 @pytest.mark.parametrize(("form", "group"), FORMS)
 @pytest.mark.parametrize("rows", [1, 2, 9, 32, 70])
 def test_equals_torch(native: Native, rng: random.Random, form: int, group: int, rows: int) -> None:

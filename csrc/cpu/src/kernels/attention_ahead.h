@@ -27,17 +27,21 @@ class CacheAhead {
       : begin_(unit.rows), row_(unit.rows), end_(unit.rows + unit.count),
         rate_(ceil_div((parts == kBoth ? 2 : 1) * unit.count * kOne, calls)) {
     const int64_t size = form.cache_dtype == TG_I8 ? 1 : form.cache_dtype == TG_F32 ? 4 : 2;
-    now_ = {form.keys + task.kv_head * form.head_dim * size, task.heads * form.head_dim * size, form.key_stride * size};
+    scale_stride_ = form.kv_heads;
+    now_ = {form.keys + task.kv_head * form.head_dim * size, task.heads * form.head_dim * size, form.key_stride * size,
+            size == 1 ? form.key_scales + task.kv_head : nullptr};
     const Part values = {form.values + task.kv_head * form.value_dim * size, task.heads * form.value_dim * size,
-                         form.value_stride * size};
+                         form.value_stride * size, size == 1 ? form.value_scales + task.kv_head : nullptr};
     if (parts == kValues) now_ = values;
     if (parts == kBoth) then_ = values;
   }
   TG_INLINE void ask(int64_t calls = 1) {
     for (credit_ += calls * rate_; credit_ >= kOne; credit_ -= kOne) {
       if (row_ == end_ && !turn()) return;
-      const char *from = now_.from + *row_++ * now_.stride;
+      const int64_t row = *row_++;
+      const char *from = now_.from + row * now_.stride;
       for (int64_t at = 0; at < now_.bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+      if (now_.scales != nullptr) __builtin_prefetch(now_.scales + row * scale_stride_, 0, 2);
     }
   }
 
@@ -46,6 +50,7 @@ class CacheAhead {
   struct Part {
     const char *from;
     int64_t bytes, stride;
+    const float *scales;  // of integers
   };
 
   // From keys to values, and from these to nothing.
@@ -60,6 +65,7 @@ class CacheAhead {
 
   const int64_t *begin_, *row_, *end_;
   Part now_, then_ = {};
+  int64_t scale_stride_;
   int64_t rate_, credit_ = 0;  // rows that may be asked for at each call, and now
 };
 

@@ -5,6 +5,9 @@
 namespace tg::TG_ISA {
 namespace {
 
+constexpr bool kPast = kLanes == 16;     // a vector is a line
+constexpr int64_t kPastBytes = 2 << 20;  // of y: as much as second-level caches have
+
 TG_INLINE const tg_weight *weight_of(const tg_op &op) { return reinterpret_cast<const tg_weight *>(op.args[0]); }
 
 // Whether rows of x are in the form of a product by vectors as they are.
@@ -44,6 +47,8 @@ void run_linear(const tg_op &op, const Run &run) {
   job.first = own ? share.begin : 0;
   job.rows = own ? share.end : rows;
   job.add = (op.flags & TG_ADD) != 0;
+  const bool lines = (reinterpret_cast<uintptr_t>(job.y) | static_cast<uintptr_t>(job.y_stride)) % 64 == 0;
+  job.past = kPast && lines && !job.y_bf16 && !job.add && rows * weight->outs * 4 >= kPastBytes;
   if (as_it_is) {
     job.x.values = static_cast<const char *>(x.address);
     job.x.row_bytes = x.stride * (x.dtype == TG_BF16 ? 2 : 4);
@@ -56,6 +61,9 @@ void run_linear(const tg_op &op, const Run &run) {
   } else {
     multiply_rows(job);
   }
+#if defined(__AVX512F__)
+  if (job.past) _mm_sfence();  // or others might read what was there before
+#endif
 }
 
 const char *check_linear(const tg_op &op, const Shape &shape) {

@@ -45,6 +45,7 @@ struct Linear {
   int64_t first;     // of the rows, a multiple of 32
   int64_t rows;      // behind the last one
   bool y_bf16, add;
+  bool past;  // y, of whole lines, goes past the caches: they would not have room for it
   Prepared x;
   Share panels;  // this worker's
 };
@@ -109,6 +110,14 @@ TG_INLINE void emit_as(const Linear &job, int64_t row, int64_t panel, int begin,
       const int lanes = static_cast<int>(least(left, kLanes));
       if (bias != nullptr) sums[part] += load_lanes(bias + at, lanes);
       if (add) sums[part] += load_lanes(y + at, lanes);
+#if defined(__AVX512F__)
+      if constexpr (sizeof(Y) == 4) {
+        if (job.past && lanes == kLanes) {
+          _mm512_stream_ps(reinterpret_cast<float *>(y + at), sums[part]);
+          continue;
+        }
+      }
+#endif
       store_lanes(y + at, sums[part], lanes);
     }
   }

@@ -252,7 +252,7 @@ void block(const Linear &job, const Walk &walk, int64_t begin, int64_t end, int6
     for (int64_t tile = begin; tile < end; tile += 2) {
       const char *x = job.x.values + tile * x_apart + column * kTile;
       const int64_t tiles = least(2, end - tile);
-      if (next == walk.columns) {
+      if (next == walk.columns && !job.past) {
         ahead.to = job.y + tile * 16 * job.y_stride + panel * kPanel * (job.y_bf16 ? 2 : 4);
         ahead.stride = job.y_stride;
         ahead.left = least(tiles * 16, job.rows - tile * 16);
