@@ -124,6 +124,8 @@ struct Kernel {
   const char *(*check)(const tg_op &op, const Shape &shape);
   // Null: it needs none.
   Scratch (*scratch)(const tg_op &op, const Shape &shape);
+  // Asks for what this worker will read first, before it waits for others to end the operation before. Null: for nothing.
+  void (*ahead)(const tg_op &op, const Run &run) = nullptr;
 };
 
 // The kernels of one instruction set.

@@ -89,6 +89,7 @@ void work(void *argument, int32_t worker) {
   int64_t begun = profile == nullptr ? 0 : now_ns();
   for (int64_t i = 0; i < plan->op_count; i++) {
     plan->kernels[i]->run(plan->ops[i], run);
+    if (i + 1 < plan->op_count && plan->kernels[i + 1]->ahead != nullptr) plan->kernels[i + 1]->ahead(plan->ops[i + 1], run);
     // Behind the last one whoever runs the plan has a barrier; a profile has that wait in the operation's time.
     if (i + 1 < plan->op_count || plan->profile != nullptr) run.barrier();
     if (profile == nullptr) continue;

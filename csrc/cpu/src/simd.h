@@ -223,6 +223,14 @@ TG_INLINE Vec fma(Vec a, Vec b, Vec c) {
   return a * b + c;
 #endif
 }
+// sum += a * b. With sixteen registers the instruction itself: GCC might put the sum where a factor was, and needs a register more.
+TG_INLINE void add_product(Vec &sum, Vec a, Vec b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+#else
+  sum = fma(a, b, sum);
+#endif
+}
 // a += x * right, b += x * beside. With sixteen registers the instructions themselves: GCC reads the numbers of all rows of a block
 // first, and has no registers left for the sums.
 TG_INLINE void add_products(Vec &a, Vec &b, const float *x, Vec right, Vec beside) {

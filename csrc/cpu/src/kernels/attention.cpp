@@ -39,8 +39,8 @@ Attention read_form(const tg_op &op, const tg_buffer *buffers) {
   // What instructions on bfloat16 multiply; integers of the cache become such.
   const bool pairs = form.q_dtype == TG_BF16 && (form.cache_dtype == TG_BF16 || form.cache_dtype == TG_I8);
   form.packs = kPacks && pairs;
-  form.padded_dim = round_up(form.head_dim, pairs ? 32 : kLanes);
-  form.value_lanes = round_up(form.value_dim, kLanes);
+  form.padded_dim = round_up(form.head_dim, pairs ? 32 : kChunk);
+  form.value_lanes = round_up(form.value_dim, kChunk);
   form.padded_value = round_up(form.value_dim, 32);
   return form;
 }

@@ -25,6 +25,7 @@ constexpr bool kHasFew = false;
 #endif
 
 constexpr int64_t kUnit = 64;        // keys of a unit of vector code
+constexpr int64_t kChunk = 2 * kLanes;  // numbers of a key that it takes at a time
 constexpr int64_t kManyUnit = 128;   // keys of a unit of packed code
 constexpr int64_t kRows = 16;        // rows of a head in a task of few, by vector or by tile code
 constexpr int64_t kFewUnit = 64;     // keys of a unit of that
@@ -45,9 +46,9 @@ constexpr bool kPacks = false;
 struct Attention {
   int64_t q, y, heads, kv_heads, share, head_dim, value_dim, window, distances;
   int64_t key_stride, value_stride;
-  int64_t padded_dim;    // head_dim, in whole vectors of either dtype
+  int64_t padded_dim;    // head_dim, in whole vectors of either dtype, and chunks
   int64_t padded_value;  // from row to row of the sums of values
-  int64_t value_lanes;   // value_dim, in whole vectors
+  int64_t value_lanes;   // value_dim, in whole chunks
   int64_t cache_dtype, q_dtype;
   const char *keys, *values;
   const float *key_scales, *value_scales;  // of a cache of integers

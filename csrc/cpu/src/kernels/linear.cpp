@@ -5,8 +5,9 @@
 namespace tg::TG_ISA {
 namespace {
 
-constexpr bool kPast = kLanes == 16;     // a vector is a line
-constexpr int64_t kPastBytes = 2 << 20;  // of y: as much as second-level caches have
+constexpr bool kPast = kLanes == 16;       // a vector is a line
+constexpr int64_t kPastBytes = 2 << 20;    // of y: as much as second-level caches have
+constexpr int64_t kAskedFirst = 16 << 10;  // bytes of the weight, by each worker
 
 TG_INLINE const tg_weight *weight_of(const tg_op &op) { return reinterpret_cast<const tg_weight *>(op.args[0]); }
 
@@ -82,8 +83,25 @@ Scratch scratch_linear(const tg_op &op, const Shape &shape) {
   return {layout_of(weight, rows).bytes, most(layout_of(weight, 1).bytes, tile_scratch(weight, rows))};
 }
 
+// The first bytes of each panel that is read first: so many that the processor reads on by itself, or that a block of rows has
+// something to do while it asks for more.
+void ask_linear(const tg_op &op, const Run &run) {
+  const tg_weight *weight = weight_of(op);
+  const int64_t rows = run.rows(op.args[3]);
+  const int64_t streams = way_of(weight, rows) == Way::kVectors ? streams_of(weight, rows) : 1;
+  const Share panels = run.share(weight->panels);
+  const int64_t apart = (panels.end - panels.begin) / streams;
+  if (rows == 0 || apart == 0) return;
+  const int64_t bytes = least(kAskedFirst / streams, weight->panel_bytes);
+  for (int64_t at = 0; at < bytes; at += 64) {
+    for (int64_t s = 0; s < streams; s++) {
+      __builtin_prefetch(weight->values + (panels.begin + s * apart) * weight->panel_bytes + at, 0, 2);
+    }
+  }
+}
+
 }  // namespace
 
-const Kernel linear = {run_linear, check_linear, scratch_linear};
+const Kernel linear = {run_linear, check_linear, scratch_linear, ask_linear};
 
 }  // namespace tg::TG_ISA

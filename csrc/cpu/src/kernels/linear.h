@@ -233,6 +233,9 @@ void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t 
 
 void multiply_rows(const Linear &job);   // linear_vector.cpp
 void multiply_small(const Linear &job);  // linear_small.cpp
+// Panels that these read side by side at first, of so many rows.
+int64_t streams_of(const tg_weight *weight, int64_t rows);
+int64_t small_streams_of(const tg_weight *weight, int64_t rows);
 void multiply_tiles(const Linear &job, char *scratch);  // linear_tile.cpp
 int64_t tile_scratch(const tg_weight *weight, int64_t rows);
 // Inputs [first, first + count) of a panel, whole records, as tiles of bfloat16, 32 inputs each. (linear_unpack.cpp)

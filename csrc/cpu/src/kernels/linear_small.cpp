@@ -108,17 +108,30 @@ int64_t streams_by(const Linear &job, int64_t begin) {
   return begin + apart * kStreams;
 }
 
+// Panels that are read side by side, of so many rows.
+template <typename Form>
+int64_t streams_of(int64_t rows) {
+  if (kLanes < 16) return 1;
+  return reads_many() && rows == 1 ? Form::kStreams : 2;
+}
+
 template <typename Form>
 void multiply_by(const Linear &job) {
   int64_t panel = job.panels.begin;
   if constexpr (kLanes == 16) {
-    if (reads_many() && job.rows == 1) panel = streams_by<Form, Form::kStreams>(job, panel);
+    if (streams_of<Form>(job.rows) > 2) panel = streams_by<Form, Form::kStreams>(job, panel);
     panel = streams_by<Form, 2>(job, panel);
   }
   streams_by<Form, 1>(job, panel);
 }
 
 }  // namespace
+
+int64_t small_streams_of(const tg_weight *weight, int64_t rows) {
+  int64_t streams = 1;
+  by_form(weight, [&](auto form) { streams = streams_of<typename decltype(form)::type>(rows); });
+  return streams;
+}
 
 void multiply_small(const Linear &job) {
   by_form(job.weight, [&](auto form) { multiply_by<typename decltype(form)::type>(job); });

@@ -91,19 +91,28 @@ int64_t streams_by(const Linear &job, int64_t begin) {
   return begin + apart * kStreams;
 }
 
+// Panels that are read side by side, of so many rows: where there are not enough for that, fewer.
+template <typename Dot>
+int64_t streams_of(int64_t rows) {
+  if constexpr (kLanes == 16) {
+    if (reads_many() && rows <= (is_compact<Dot> ? 2 : 1)) return 8;
+    return reads_many() && rows <= 4 ? 4 : 2;
+  }
+  if (Dot::kSumRegisters * 4 <= kHeld && rows == 1) return 4;
+  return rows <= 2 ? 2 : 1;
+}
+
 template <typename Dot>
 void multiply_by(const Linear &job) {
+  const int64_t streams = streams_of<Dot>(job.rows);
   int64_t begin = job.panels.begin;
   if constexpr (kLanes == 16) {
-    if (reads_many() && job.rows <= (is_compact<Dot> ? 2 : 1)) begin = streams_by<Dot, 8>(job, begin);
-    if (reads_many() && job.rows <= 4) begin = streams_by<Dot, 4>(job, begin);
-    begin = streams_by<Dot, 2>(job, begin);
-  } else {
-    if constexpr (Dot::kSumRegisters * 4 <= kHeld) {
-      if (job.rows == 1) begin = streams_by<Dot, 4>(job, begin);
-    }
-    if (job.rows <= 2) begin = streams_by<Dot, 2>(job, begin);
+    if (streams == 8) begin = streams_by<Dot, 8>(job, begin);
   }
+  if constexpr (kLanes == 16 || Dot::kSumRegisters * 4 <= kHeld) {
+    if (streams >= 4) begin = streams_by<Dot, 4>(job, begin);
+  }
+  if (streams >= 2) begin = streams_by<Dot, 2>(job, begin);
   streams_by<Dot, 1>(job, begin);
 }
 
@@ -122,34 +131,52 @@ void multiply_unpacked(const Linear &job) {
   }
 }
 
-void multiply_compact(const Linear &job) {
-#if defined(__AVX512BF16__)
-  if (!as_floats()) return multiply_by<CompactPairs>(job);
-#endif
-  const bool unpacked = job.rows >= kUnpackedRows && job.weight->padded * kPanel * 2 <= kUnpackedBytes;
-  return unpacked ? multiply_unpacked(job) : multiply_by<CompactFloats>(job);
-}
-
-void multiply_near(const Linear &job) {
-  if (is_small(job.weight->format)) return multiply_small(job);
-  switch (job.weight->format) {
-    case TG_WEIGHT_F32: return multiply_by<Floats>(job);
+template <typename T>
+struct DotOf {
+  using type = T;
+};
+// Calls f(DotOf<Dot>()) with how so many rows are multiplied with a weight of eight bits or more.
+template <typename F>
+TG_INLINE void by_dot(int32_t format, [[maybe_unused]] int64_t rows, const F &f) {
+  switch (format) {
+    case TG_WEIGHT_F32: return f(DotOf<Floats>());
     case TG_WEIGHT_BF16:
 #if defined(__AVX512BF16__)
-      if (!as_floats()) return multiply_by<Bf16Pairs>(job);
+      if (!as_floats()) return f(DotOf<Bf16Pairs>());
 #endif
-      return multiply_by<Bf16s>(job);
-    case TG_WEIGHT_BF16_COMPACT: return multiply_compact(job);
-    case TG_WEIGHT_F16: return multiply_by<Halves>(job);
+      return f(DotOf<Bf16s>());
+    case TG_WEIGHT_BF16_COMPACT:
+#if defined(__AVX512BF16__)
+      if (!as_floats()) return f(DotOf<CompactPairs>());
+#endif
+      return f(DotOf<CompactFloats>());
+    case TG_WEIGHT_F16: return f(DotOf<Halves>());
     default:
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(TG_AVX_VNNI)
-      if (job.rows > 2) return multiply_by<SomeBytes<1>>(job);
+      if (rows > 2) return f(DotOf<SomeBytes<1>>());
 #endif
-      return multiply_by<Bytes>(job);
+      return f(DotOf<Bytes>());
   }
 }
 
+void multiply_near(const Linear &job) {
+  const tg_weight *weight = job.weight;
+  if (is_small(weight->format)) return multiply_small(job);
+  if (weight->format == TG_WEIGHT_BF16_COMPACT && as_floats() && job.rows >= kUnpackedRows &&
+      weight->padded * kPanel * 2 <= kUnpackedBytes) {
+    return multiply_unpacked(job);
+  }
+  by_dot(weight->format, job.rows, [&](auto dot) { multiply_by<typename decltype(dot)::type>(job); });
+}
+
 }  // namespace
+
+int64_t streams_of(const tg_weight *weight, int64_t rows) {
+  if (is_small(weight->format)) return small_streams_of(weight, rows);
+  int64_t streams = 1;
+  by_dot(weight->format, rows, [&](auto dot) { streams = streams_of<typename decltype(dot)::type>(rows); });
+  return streams;
+}
 
 void multiply_rows(const Linear &job) {
   const int64_t count = job.rows - job.first, near = most(kNearBytes / job.x.row_bytes, kNearRows);
