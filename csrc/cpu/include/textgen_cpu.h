@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // Rises with every change that a binding must know of.
-#define TG_ABI 7
+#define TG_ABI 8
 
 typedef enum tg_dtype { TG_F32 = 0, TG_BF16 = 1, TG_F16 = 2, TG_I8 = 3, TG_U8 = 4, TG_I32 = 5, TG_I64 = 6 } tg_dtype;
 
@@ -113,10 +113,8 @@ typedef struct tg_step {
 // What an operation does. What is not named is 0. "buffer" is an index into the plan's buffers, "pointer" an address that
 // outlives the plan; an optional buffer that is not there is -1, an optional pointer 0.
 typedef enum tg_kind {
-  // y = x W^T (+ bias). args: 0 weight (pointer, tg_weight), 1 bias (pointer, optional, [outs] float32), 2 x (buffer), 3 y (buffer).
-  // flags: TG_ADD: y += ...; the sum is rounded once to y's dtype.
+  // textgen_cpu_kinds.h states their numbers and flags.
   TG_LINEAR = 0,
-  // The kinds of the other kernels: textgen_cpu_kinds.h states their numbers and flags.
   TG_EMBED = 1,
   TG_NORM = 2,
   TG_ADD_ROWS = 3,
@@ -138,7 +136,7 @@ typedef enum tg_kind {
   TG_KINDS = 32,  // numbers below it may be given to new kinds
 } tg_kind;
 
-enum { TG_ADD = 1 };  // flags of TG_LINEAR
+enum { TG_ADD = 1 };  // a flag: y += ...
 
 enum { TG_ARGS = 24, TG_NUMBERS = 8 };
 

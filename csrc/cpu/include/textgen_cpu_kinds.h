@@ -1,4 +1,4 @@
-// What the kinds of operations beside TG_LINEAR take: the positions of their numbers in tg_op.args and tg_op.numbers, and their
+// What the kinds of operations take: the positions of their numbers in tg_op.args and tg_op.numbers, and their
 // flags. A buffer is an index into the plan's buffers, and any may be a view; an address outlives the plan. A
 // norm's weight and a buffer are TG_F32 or TG_BF16, tables and caches TG_F16 too. Inside a kernel everything is float32, and it rounds once where it writes.
 //
@@ -8,6 +8,31 @@
 // Included by textgen_cpu.h.
 #ifndef TEXTGEN_CPU_KINDS_H
 #define TEXTGEN_CPU_KINDS_H
+
+// y = x W^T (+ bias), with TG_ADD y += it; the sum is rounded once to the dtype of y. Rows of x may go through a norm or an activation
+// first, whose numbers are rounded to the dtype of x, as if it had been an operation of its own; y is not x then.
+enum tg_linear {
+  TG_LINEAR_WEIGHT = 0,  // address: tg_weight
+  TG_LINEAR_BIAS = 1,    // address: [outs] float32; 0: none
+  TG_LINEAR_X = 2,       // buffer [rows, ins], or [rows, 2 * ins] with TG_BEFORE_GATED
+  TG_LINEAR_Y = 3,       // buffer [rows, outs]
+  TG_LINEAR_BEFORE = 4,  // tg_before
+  TG_LINEAR_NORM_WEIGHT = 5,  // of TG_BEFORE_NORM, as in tg_norm, with its flag
+  TG_LINEAR_NORM_WEIGHT_DTYPE = 6,
+  TG_LINEAR_NORM_BIAS = 7,
+  TG_LINEAR_NORM_BIAS_DTYPE = 8,
+  TG_LINEAR_ACTIVATION = 9,  // tg_activation, of the other two
+  TG_LINEAR_EPS = 0,         // numbers, of TG_BEFORE_NORM
+  TG_LINEAR_LIMIT = 1,       // of TG_CLAMPED_SILU
+  TG_LINEAR_ALPHA = 2,
+};
+
+typedef enum tg_before {
+  TG_BEFORE_NOTHING = 0,
+  TG_BEFORE_NORM = 1,        // of whole rows
+  TG_BEFORE_ACTIVATION = 2,  // as TG_ACTIVATE
+  TG_BEFORE_GATED = 3,       // as TG_ACTIVATE_GATED
+} tg_before;
 
 // y = factor * row of a table [rows, width of y]. The row is the token's id, or its position. An index that the table lacks
 // takes the nearest row that it has.

@@ -46,10 +46,9 @@ TG_INLINE void by_run(const Run &run, int64_t rows, int64_t width, const F &f) {
   }
 }
 
-// Numbers [begin, end) of a row of `width`; the gates of `from` come first, if it has them.
 template <typename T, int kind, bool gated>
-TG_INLINE void activate_part(const Clamped &clamped, const T *from, T *to, int64_t width, int64_t begin, int64_t end) {
-  const Vec limit = splat(clamped.limit), alpha = splat(clamped.alpha);
+TG_INLINE void activate_by(const Activation &how, const T *from, T *to, int64_t width, int64_t begin, int64_t end) {
+  const Vec limit = splat(how.limit), alpha = splat(how.alpha);
   by_vector(begin, end, [&](int64_t i, int lanes) {
     Vec gate = load_lanes(from + i, lanes);
     if constexpr (kind == TG_CLAMPED_SILU) {
@@ -65,44 +64,24 @@ TG_INLINE void activate_part(const Clamped &clamped, const T *from, T *to, int64
   });
 }
 
-template <typename T, int kind, bool gated>
-void activate_by(const tg_op &op, const Run &run) {
-  const int64_t x = op.args[TG_ACTIVATE_X], y = op.args[TG_ACTIVATE_Y], width = run.buffer(y).width;
-  const Clamped clamped = {static_cast<float>(op.numbers[TG_ACTIVATE_LIMIT]),
-                           static_cast<float>(op.numbers[TG_ACTIVATE_ALPHA])};
-  by_run(run, run.rows(y), width, [&](int64_t row, int64_t begin, int64_t end) {
-    activate_part<T, kind, gated>(clamped, run.row<T>(x, row), run.row<T>(y, row), width, begin, end);
-  });
-}
-
-template <typename T>
-void activate_row_as(int64_t kind, const Clamped &clamped, const T *from, T *to, int64_t width) {
-  switch (kind) {
-    case TG_SILU: return activate_part<T, TG_SILU, true>(clamped, from, to, width, 0, width);
-    case TG_GELU: return activate_part<T, TG_GELU, true>(clamped, from, to, width, 0, width);
-    case TG_GELU_TANH: return activate_part<T, TG_GELU_TANH, true>(clamped, from, to, width, 0, width);
-    case TG_RELU: return activate_part<T, TG_RELU, true>(clamped, from, to, width, 0, width);
-    case TG_RELU2: return activate_part<T, TG_RELU2, true>(clamped, from, to, width, 0, width);
-    default: return activate_part<T, TG_CLAMPED_SILU, true>(clamped, from, to, width, 0, width);
-  }
-}
-
-template <typename T, bool gated>
-void activate_as(const tg_op &op, const Run &run) {
-  switch (op.args[TG_ACTIVATE_KIND]) {
-    case TG_SILU: return activate_by<T, TG_SILU, gated>(op, run);
-    case TG_GELU: return activate_by<T, TG_GELU, gated>(op, run);
-    case TG_GELU_TANH: return activate_by<T, TG_GELU_TANH, gated>(op, run);
-    case TG_RELU: return activate_by<T, TG_RELU, gated>(op, run);
-    case TG_RELU2: return activate_by<T, TG_RELU2, gated>(op, run);
-    default: return activate_by<T, TG_CLAMPED_SILU, true>(op, run);
+template <bool gated, typename T>
+void activate_as(const Activation &how, const T *from, T *to, int64_t width, int64_t begin, int64_t end) {
+  switch (how.kind) {
+    case TG_SILU: return activate_by<T, TG_SILU, gated>(how, from, to, width, begin, end);
+    case TG_GELU: return activate_by<T, TG_GELU, gated>(how, from, to, width, begin, end);
+    case TG_GELU_TANH: return activate_by<T, TG_GELU_TANH, gated>(how, from, to, width, begin, end);
+    case TG_RELU: return activate_by<T, TG_RELU, gated>(how, from, to, width, begin, end);
+    case TG_RELU2: return activate_by<T, TG_RELU2, gated>(how, from, to, width, begin, end);
+    default: return activate_by<T, TG_CLAMPED_SILU, true>(how, from, to, width, begin, end);
   }
 }
 
 template <bool gated>
 void activate_run(const tg_op &op, const Run &run) {
-  by_dtype(run.buffer(op.args[TG_ACTIVATE_Y]).dtype,
-           [&](auto t) { activate_as<typename decltype(t)::type, gated>(op, run); });
+  const int64_t y = op.args[TG_ACTIVATE_Y];
+  const Activation how = {op.args[TG_ACTIVATE_KIND], gated, static_cast<float>(op.numbers[TG_ACTIVATE_LIMIT]),
+                          static_cast<float>(op.numbers[TG_ACTIVATE_ALPHA])};
+  activate_rows(how, run, run.buffer(op.args[TG_ACTIVATE_X]), run.buffer(y), run.rows(y));
 }
 
 template <bool gated>
@@ -112,7 +91,7 @@ const char *activate_check(const tg_op &op, const Shape &shape) {
   const tg_buffer &from = shape.buffers[x], &to = shape.buffers[y];
   if (from.dtype != to.dtype || from.extent != to.extent) return "activate: x and y differ in dtype or extent";
   if (from.width != (gated ? 2 : 1) * to.width) return "activate: the widths of x and y do not fit";
-  if (kind < TG_SILU || kind > (gated ? TG_CLAMPED_SILU : TG_RELU2)) return "activate: no such activation";
+  if (!is_activation(kind, gated)) return "activate: no such activation";
   if (gated && from.address == to.address && from.address != nullptr && x != y) return "activate: y lies on x";
   return nullptr;
 }
@@ -171,11 +150,21 @@ const char *change_check(const tg_op &op, const Shape &shape) {
 
 }  // namespace
 
-void activate_gated_row(int64_t kind, const Clamped &clamped, const float *from, float *to, int64_t width) {
-  activate_row_as(kind, clamped, from, to, width);
+void activate_part(const Activation &how, const float *from, float *to, int64_t width, int64_t begin, int64_t end) {
+  how.gated ? activate_as<true>(how, from, to, width, begin, end) : activate_as<false>(how, from, to, width, begin, end);
 }
-void activate_gated_row(int64_t kind, const Clamped &clamped, const Bf16 *from, Bf16 *to, int64_t width) {
-  activate_row_as(kind, clamped, from, to, width);
+void activate_part(const Activation &how, const Bf16 *from, Bf16 *to, int64_t width, int64_t begin, int64_t end) {
+  how.gated ? activate_as<true>(how, from, to, width, begin, end) : activate_as<false>(how, from, to, width, begin, end);
+}
+
+void activate_rows(const Activation &how, const Run &run, const tg_buffer &x, const tg_buffer &y, int64_t rows) {
+  by_dtype(y.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    by_run(run, rows, y.width, [&](int64_t row, int64_t begin, int64_t end) {
+      const T *from = static_cast<const T *>(x.address) + row * x.stride;
+      activate_part(how, from, static_cast<T *>(y.address) + row * y.stride, y.width, begin, end);
+    });
+  });
 }
 
 extern const Kernel activate = {activate_run<false>, activate_check<false>, nullptr};

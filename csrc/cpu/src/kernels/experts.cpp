@@ -14,8 +14,7 @@ struct Experts {
   int64_t count, top, neurons;
   const tg_weight *const *up, *const *down;
   const float *up_bias, *down_bias;
-  Clamped clamped;
-  int64_t kind;
+  Activation activation;
 };
 
 Experts read_form(const tg_op &op, const tg_buffer *buffers) {
@@ -27,8 +26,8 @@ Experts read_form(const tg_op &op, const tg_buffer *buffers) {
   form.neurons = form.down[0]->ins;
   form.up_bias = address<const float>(op.args[TG_EXPERTS_UP_BIAS]);
   form.down_bias = address<const float>(op.args[TG_EXPERTS_DOWN_BIAS]);
-  form.clamped = {static_cast<float>(op.numbers[TG_EXPERTS_LIMIT]), static_cast<float>(op.numbers[TG_EXPERTS_ALPHA])};
-  form.kind = op.args[TG_EXPERTS_KIND];
+  form.activation = {op.args[TG_EXPERTS_KIND], true, static_cast<float>(op.numbers[TG_EXPERTS_LIMIT]),
+                     static_cast<float>(op.numbers[TG_EXPERTS_ALPHA])};
   return form;
 }
 
@@ -45,7 +44,7 @@ struct Plan {
   int32_t *first;   // [count + 1] where each expert's pairs begin
   int32_t *pair;    // [pairs] token * top + place of what stands there
   int32_t *place;   // [pairs] where each pair stands
-  int64_t *behind;  // [count] bytes to where an expert's prepared rows begin
+  int64_t *up, *down;  // [count] bytes to where an expert's prepared rows begin, of either product
   char *prepared;
   char *inner;  // [pairs, 2 * neurons] in the dtype of x
   float *out;   // [pairs, outs]
@@ -61,7 +60,8 @@ struct Plan {
     first = reinterpret_cast<int32_t *>(room((form.count + 1) * 4));
     pair = reinterpret_cast<int32_t *>(room(pairs * 4));
     place = reinterpret_cast<int32_t *>(room(pairs * 4));
-    behind = reinterpret_cast<int64_t *>(room(form.count * 8));
+    up = reinterpret_cast<int64_t *>(room(form.count * 8));
+    down = reinterpret_cast<int64_t *>(room(form.count * 8));
     prepared = room(most(prepared_bytes(form.up[0], pairs, form.count), prepared_bytes(form.down[0], pairs, form.count)));
     inner = room(pairs * 2 * form.neurons * size);
     out = reinterpret_cast<float *>(room(pairs * form.down[0]->outs * 4));
@@ -91,11 +91,11 @@ void sort_pairs(const Experts &form, const Run &run, int64_t chosen, int64_t row
   plan.first[0] = 0;
 }
 
-// Where each expert's prepared rows begin; all workers have met since they read the ones before.
-void lay_out(const Experts &form, const tg_weight *const *weights, Plan &plan) {
+// Where each expert's prepared rows begin.
+void lay_out(const Experts &form, const tg_weight *const *weights, const Plan &plan, int64_t *begins) {
   int64_t behind = 0;
   for (int64_t e = 0; e < form.count; e++) {
-    plan.behind[e] = behind;
+    begins[e] = behind;
     if (plan.rows_of(e) > 0) behind += round_up(layout_of(weights[e], plan.rows_of(e)).bytes, kAlign);
   }
 }
@@ -106,21 +106,22 @@ TG_INLINE int64_t expert_at(const Plan &plan, int64_t at, int64_t from) {
   return from;
 }
 
-// Prepares each of this worker's pairs; row(at) is where its numbers are.
+// Prepares each of this worker's pairs; row(at) gives where its numbers are.
 template <typename F>
-TG_INLINE void prepare_pairs(const Plan &plan, const tg_weight *const *weights, int32_t dtype, Share share, const F &row) {
+TG_INLINE void prepare_pairs(const Plan &plan, const tg_weight *const *weights, const int64_t *begins, int32_t dtype, Share share,
+                             const F &row) {
   int64_t expert = 0;
   for (int64_t at = share.begin; at < share.end; at++) {
     expert = expert_at(plan, at, expert);
     const int64_t rows = plan.rows_of(expert);
     const tg_weight *weight = weights[expert];
-    prepare_row(weight, row(at), dtype, at - plan.first[expert], plan.prepared + plan.behind[expert], layout_of(weight, rows));
+    prepare_row(weight, row(at), dtype, at - plan.first[expert], plan.prepared + begins[expert], layout_of(weight, rows));
   }
 }
 
 // The products of all experts that have rows; y [pairs, width], each expert's rows behind those of the one before.
-void multiply_all(const Experts &form, const Run &run, const Plan &plan, const tg_weight *const *weights, const float *bias,
-                  char *y, int64_t width, bool bf16) {
+void multiply_all(const Experts &form, const Run &run, const Plan &plan, const tg_weight *const *weights, const int64_t *begins,
+                  const float *bias, char *y, int64_t width, bool bf16) {
   int64_t total = 0;
   for (int64_t e = 0; e < form.count; e++) total += plan.rows_of(e) > 0 ? weights[e]->panels : 0;
   const Share mine = run.share(total);
@@ -140,7 +141,7 @@ void multiply_all(const Experts &form, const Run &run, const Plan &plan, const t
     job.rows = rows;
     job.panels = own;
     const Layout layout = layout_of(weights[e], rows);
-    take_prepared(job, plan.prepared + plan.behind[e], layout);
+    take_prepared(job, plan.prepared + begins[e], layout);
     if (layout.way == Way::kVectors) {
       multiply_rows(job);
     } else {
@@ -174,24 +175,23 @@ void experts_as(const tg_op &op, const Run &run) {
   Plan plan(form, pairs, sizeof(T), run.shared);
   if (run.worker == 0) {
     sort_pairs(form, run, op.args[TG_EXPERTS_CHOSEN], rows, plan);
-    lay_out(form, form.up, plan);
+    lay_out(form, form.up, plan, plan.up);
+    lay_out(form, form.down, plan, plan.down);
   }
   run.barrier();
   const Share share = run.share(pairs);
-  prepare_pairs(plan, form.up, dtype, share, [&](int64_t at) { return run.row<T>(x, plan.pair[at] / form.top); });
+  prepare_pairs(plan, form.up, plan.up, dtype, share, [&](int64_t at) { return run.row<T>(x, plan.pair[at] / form.top); });
   run.barrier();
-  multiply_all(form, run, plan, form.up, form.up_bias, plan.inner, 2 * form.neurons, dtype == TG_BF16);
+  multiply_all(form, run, plan, form.up, plan.up, form.up_bias, plan.inner, 2 * form.neurons, dtype == TG_BF16);
   run.barrier();
-  if (run.worker == 0) lay_out(form, form.down, plan);
-  T *inner = reinterpret_cast<T *>(plan.inner);
-  for (int64_t at = share.begin; at < share.end; at++) {  // over its own gates: each number is read before it is written
-    T *row = inner + at * 2 * form.neurons;
-    activate_gated_row(form.kind, form.clamped, row, row, form.neurons);
-  }
+  prepare_pairs(plan, form.down, plan.down, dtype, share, [&](int64_t at) {
+    T *row = reinterpret_cast<T *>(plan.inner) + at * 2 * form.neurons;
+    activate_part(form.activation, row, row, form.neurons, 0, form.neurons);  // over its own gates
+    return row;
+  });
   run.barrier();
-  prepare_pairs(plan, form.down, dtype, share, [&](int64_t at) { return inner + at * 2 * form.neurons; });
-  run.barrier();
-  multiply_all(form, run, plan, form.down, form.down_bias, reinterpret_cast<char *>(plan.out), form.down[0]->outs, false);
+  char *out = reinterpret_cast<char *>(plan.out);
+  multiply_all(form, run, plan, form.down, plan.down, form.down_bias, out, form.down[0]->outs, false);
   run.barrier();
   sum_up<T>(form, run, plan, y, op.args[TG_EXPERTS_SHARES]);
 }
@@ -227,7 +227,7 @@ const char *experts_check(const tg_op &op, const Shape &shape) {
       return "experts: the shape of a weight does not fit";
     }
   }
-  if (form.kind < TG_SILU || form.kind > TG_CLAMPED_SILU) return "experts: no such activation";
+  if (!is_activation(form.activation.kind, true)) return "experts: no such activation";
   return nullptr;
 }
 

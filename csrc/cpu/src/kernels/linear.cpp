@@ -1,6 +1,7 @@
 // y = x W^T (+ bias), for every form of weight: x is brought into the form of the product, and the panels of the weight are
 // shared out among the workers.
 #include "linear.h"
+#include "rows.h"
 
 namespace tg::TG_ISA {
 namespace {
@@ -8,8 +9,24 @@ namespace {
 constexpr bool kPast = kLanes == 16;       // a vector is a line
 constexpr int64_t kPastBytes = 2 << 20;    // of y: as much as second-level caches have
 constexpr int64_t kAskedFirst = 16 << 10;  // bytes of the weight, by each worker
+constexpr int64_t kFewRows = 4;            // for each worker: of fewer, workers share the columns that are activated
 
-TG_INLINE const tg_weight *weight_of(const tg_op &op) { return reinterpret_cast<const tg_weight *>(op.args[0]); }
+TG_INLINE const tg_weight *weight_of(const tg_op &op) { return address<const tg_weight>(op.args[TG_LINEAR_WEIGHT]); }
+
+Before before_of(const tg_op &op) {
+  Before before = {};
+  before.kind = op.args[TG_LINEAR_BEFORE];
+  before.norm = {{address<void>(op.args[TG_LINEAR_NORM_WEIGHT]), op.args[TG_LINEAR_NORM_WEIGHT_DTYPE]},
+                 {address<void>(op.args[TG_LINEAR_NORM_BIAS]), op.args[TG_LINEAR_NORM_BIAS_DTYPE]},
+                 static_cast<float>(op.numbers[TG_LINEAR_EPS]),
+                 (op.flags & TG_LAYER_NORM) != 0};
+  before.activation = {op.args[TG_LINEAR_ACTIVATION], before.kind == TG_BEFORE_GATED,
+                       static_cast<float>(op.numbers[TG_LINEAR_LIMIT]), static_cast<float>(op.numbers[TG_LINEAR_ALPHA])};
+  return before;
+}
+
+// A row of x between what it goes through and the form of the product.
+TG_INLINE int64_t row_bytes(const tg_weight *weight) { return round_up(weight->ins * 4, 64); }
 
 // Whether rows of x are in the form of a product by vectors as they are.
 TG_INLINE bool is_prepared(const tg_weight *weight, const tg_buffer &x) {
@@ -18,15 +35,41 @@ TG_INLINE bool is_prepared(const tg_weight *weight, const tg_buffer &x) {
   return weight->format == TG_WEIGHT_F32 || weight->format == TG_WEIGHT_F16;
 }
 
+// `row` is room for one.
+void prepare_rows(const tg_weight *weight, const tg_buffer &x, const Before &before, Share rows, char *to, const Layout &layout,
+                  char *row) {
+  by_dtype(x.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    for (int64_t i = rows.begin; i < rows.end; i++) {
+      const T *from = static_cast<const T *>(x.address) + i * x.stride;
+      if (before.kind != TG_BEFORE_NOTHING) {
+        go_through(before, from, reinterpret_cast<T *>(row), weight->ins);
+        from = reinterpret_cast<T *>(row);
+      }
+      prepare_row(weight, from, x.dtype, i, to, layout);
+    }
+  });
+}
+
 void run_linear(const tg_op &op, const Run &run) {
   const tg_weight *weight = weight_of(op);
-  const tg_buffer &x = run.buffer(op.args[2]), &y = run.buffer(op.args[3]);
-  const int64_t rows = run.rows(op.args[3]);
+  tg_buffer x = run.buffer(op.args[TG_LINEAR_X]);
+  const tg_buffer &y = run.buffer(op.args[TG_LINEAR_Y]);
+  const int64_t rows = run.rows(op.args[TG_LINEAR_Y]);
   if (rows == 0) return;
   const Layout layout = layout_of(weight, rows);
+  Before before = before_of(op);
+  if (before.activates() && rows < kFewRows * run.workers) {
+    const int64_t stride = row_bytes(weight) / (x.dtype == TG_BF16 ? 2 : 4);
+    const tg_buffer activated = {run.shared + round_up(layout.bytes, 64), 0, weight->ins, stride, x.dtype, x.extent};
+    activate_rows(before.activation, run, x, activated, rows);
+    run.barrier();
+    x = activated;
+    before.kind = TG_BEFORE_NOTHING;
+  }
   const bool tiles = layout.way != Way::kVectors;
   // Rows that y is written over have to be copied.
-  const bool as_it_is = !tiles && op.args[2] != op.args[3] && is_prepared(weight, x);
+  const bool as_it_is = !tiles && before.kind == TG_BEFORE_NOTHING && x.address != y.address && is_prepared(weight, x);
   // Who unpacks a weight does so for all rows. One row is prepared by each worker for itself: that takes less time than to meet.
   const bool alone = rows == 1, own = rows >= kOwnRows * run.workers && layout.way != Way::kUnpacked;
   char *space = alone ? run.scratch : run.shared;
@@ -36,12 +79,12 @@ void run_linear(const tg_op &op, const Run &run) {
     share = run.share(ceil_div(rows, 32));
     share = {share.begin * 32, least(share.end * 32, rows)};
   }
-  if (!as_it_is) prepare_rows(weight, x, share, space, layout);
+  if (!as_it_is) prepare_rows(weight, x, before, share, space, layout, run.scratch + layout_of(weight, 1).bytes);
   if (!alone && !own && !as_it_is) run.barrier();
 
   Linear job = {};
   job.weight = weight;
-  job.bias = reinterpret_cast<const float *>(op.args[1]);
+  job.bias = address<const float>(op.args[TG_LINEAR_BIAS]);
   job.y = static_cast<char *>(y.address);
   job.y_bf16 = y.dtype == TG_BF16;
   job.y_stride = y.stride * (job.y_bf16 ? 2 : 4);
@@ -68,26 +111,39 @@ void run_linear(const tg_op &op, const Run &run) {
 }
 
 const char *check_linear(const tg_op &op, const Shape &shape) {
-  if (op.args[0] == 0) return "it has no weight";
+  const int64_t from = op.args[TG_LINEAR_X], to = op.args[TG_LINEAR_Y], before = op.args[TG_LINEAR_BEFORE];
+  if (op.args[TG_LINEAR_WEIGHT] == 0) return "it has no weight";
   const tg_weight *weight = weight_of(op);
-  if (!shape.is_float(op.args[2]) || !shape.is_float(op.args[3])) return "x and y are float32 or bfloat16 buffers";
-  const tg_buffer &x = shape.buffers[op.args[2]], &y = shape.buffers[op.args[3]];
-  if (x.width != weight->ins || y.width != weight->outs) return "the widths of x and y are not those of the weight";
+  if (!shape.is_float(from) || !shape.is_float(to)) return "x and y are float32 or bfloat16 buffers";
+  const tg_buffer &x = shape.buffers[from], &y = shape.buffers[to];
+  const int64_t ins = (before == TG_BEFORE_GATED ? 2 : 1) * weight->ins;
+  if (x.width != ins || y.width != weight->outs) return "the widths of x and y are not those of the weight";
   if (x.extent != y.extent) return "x and y have different rows";
-  return nullptr;
+  if (before == TG_BEFORE_NOTHING) return nullptr;
+  if (before < TG_BEFORE_NOTHING || before > TG_BEFORE_GATED) return "rows cannot go through that";
+  if (x.address == y.address) return "y lies on x, whose rows go through something before";
+  if (before == TG_BEFORE_NORM) {
+    const bool known = is_parameter(op.args[TG_LINEAR_NORM_WEIGHT], op.args[TG_LINEAR_NORM_WEIGHT_DTYPE]) &&
+                       is_parameter(op.args[TG_LINEAR_NORM_BIAS], op.args[TG_LINEAR_NORM_BIAS_DTYPE]);
+    return known ? nullptr : "the norm's weight or bias is neither float32 nor bfloat16";
+  }
+  return is_activation(op.args[TG_LINEAR_ACTIVATION], before == TG_BEFORE_GATED) ? nullptr : "no such activation";
 }
 
 Scratch scratch_linear(const tg_op &op, const Shape &shape) {
   const tg_weight *weight = weight_of(op);
-  const int64_t rows = shape.max_rows(op.args[3]);
-  return {layout_of(weight, rows).bytes, most(layout_of(weight, 1).bytes, tile_scratch(weight, rows))};
+  const int64_t rows = shape.max_rows(op.args[TG_LINEAR_Y]), row = row_bytes(weight);
+  const Before before = before_of(op);
+  const int64_t activated = before.activates() ? least(rows, kFewRows * shape.workers) * row : 0;
+  const int64_t one = layout_of(weight, 1).bytes + (before.kind == TG_BEFORE_NOTHING ? 0 : row);
+  return {round_up(layout_of(weight, rows).bytes, 64) + activated, most(one, tile_scratch(weight, rows))};
 }
 
 // The first bytes of each panel that is read first: so many that the processor reads on by itself, or that a block of rows has
 // something to do while it asks for more.
 void ask_linear(const tg_op &op, const Run &run) {
   const tg_weight *weight = weight_of(op);
-  const int64_t rows = run.rows(op.args[3]);
+  const int64_t rows = run.rows(op.args[TG_LINEAR_Y]);
   const int64_t streams = way_of(weight, rows) == Way::kVectors ? streams_of(weight, rows) : 1;
   const Share panels = run.share(weight->panels);
   const int64_t apart = (panels.end - panels.begin) / streams;

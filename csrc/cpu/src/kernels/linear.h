@@ -48,6 +48,7 @@ struct Linear {
   bool past;  // y, of whole lines, goes past the caches: they would not have room for it
   Prepared x;
   Share panels;  // this worker's
+  int64_t next, next_bytes;  // what is read behind a panel, from its first byte on, and how much; 0: the panel that follows it
 };
 
 // Some rows of a product, as if they were all.
@@ -209,26 +210,30 @@ TG_INLINE void add_bytes(Vec &a, Vec &b, const char *signed_bytes, Vec right, Ve
 
 // What a block of rows asks for while it is multiplied, step by step, of each panel that it reads, into the second-level cache. The
 // only block asks for what it comes to itself, far ahead: it waits for nothing but memory. One of several asks for its part of the
-// panel that follows, which all of them will read.
+// panel that follows, which all of them will read, as large a part as it has of the rows. Of neither may a line be left out: to wait
+// for one takes as long as to multiply hundreds.
 struct Ahead {
-  int64_t begin, apart;  // bytes behind the panel's first, and from step to step
+  static constexpr int64_t kFar = 4096;
+  int64_t at, apart;  // bytes behind a panel's first, and from step to step
 
-  // The block of `rows` rows from `row` on; a panel has `steps` steps.
-  TG_INLINE Ahead(const Linear &job, int64_t row, int64_t rows, int64_t steps) {
-    const int64_t blocks = ceil_div(job.rows, rows), bytes = job.weight->panel_bytes;
-    begin = blocks == 1 ? 4096 : bytes + row / rows * (bytes / blocks);
-    apart = bytes / (steps * blocks);
+  // The block of `rows` rows from `row` on; a panel has `steps` steps. Blocks of some of its outputs alone: the first, or the second,
+  // of so many such parts.
+  TG_INLINE Ahead(const Linear &job, int64_t row, int64_t rows, int64_t steps, int64_t part = 0, int64_t parts = 1) {
+    const int64_t bytes = job.next_bytes == 0 ? job.weight->panel_bytes : job.next_bytes, all = job.rows * parts;
+    const bool only = rows == all;
+    at = only ? kFar : (job.next_bytes == 0 ? bytes : job.next) + bytes * (part * job.rows + row) / all;
+    apart = only ? bytes / steps : ceil_div(bytes * rows, steps * all);
   }
-  TG_INLINE void ask(const uint8_t *panel, int64_t step) const { __builtin_prefetch(panel + begin + step * apart, 0, 2); }
+  TG_INLINE void ask(const uint8_t *panel) const { __builtin_prefetch(panel + at, 0, 2); }
+  TG_INLINE void go_on() { at += apart; }
 };
 
-// Brings rows of x into form; the caller sees to it that all rows are ready before they are multiplied. (linear_prepare.cpp)
+// A row of x in the form of the product; the caller sees to it that all are ready before they are multiplied. (linear_prepare.cpp)
 struct Layout {
   Way way;
   int64_t row_bytes, values, scales, bytes;  // bytes of a prepared row; where the scales begin; all together
 };
 Layout layout_of(const tg_weight *weight, int64_t rows);
-void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, char *to, const Layout &layout);
 void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t row, char *to, const Layout &layout);
 
 void multiply_rows(const Linear &job);   // linear_vector.cpp

@@ -5,6 +5,7 @@
 namespace tg::TG_ISA {
 
 constexpr int64_t kCompactUnits = kCompactInputs / 2;  // of two inputs, in a record
+constexpr int64_t kLong = 1 << 20;                     // bytes of a stream
 
 TG_INLINE const Compact *head_of(const tg_weight *weight, int64_t panel) {
   return reinterpret_cast<const Compact *>(weight->values + panel * weight->panel_bytes);
@@ -111,8 +112,10 @@ void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart)
   const tg_weight *weight = job.weight;
   const int64_t records = weight->padded / kCompactInputs, stride = job.x.row_bytes;
   const char *x = job.x.values + row * stride;
-  constexpr int kLines = kRows <= 4 ? 1 : kCompactRecord / 64;  // asked for with a record: with few rows the processor asks for more
-  const Ahead ahead(job, row, kRows, records * kLines);
+  constexpr int kLines = kCompactRecord / 64;
+  // With few rows the processor reads on by itself: with vectors of 256 bits only where a stream is long.
+  const bool closely = kRows > 4 || (kLanes < 16 && apart * weight->panel_bytes < kLong);
+  Ahead ahead(job, row, kRows, records * kLines);
   const uint8_t *from[kStreams];
   Codes codes[kStreams];
   typename Dot::Acc acc[kRows][kStreams];
@@ -127,13 +130,14 @@ void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart)
   constexpr int kTogether = kLanes < 16 || kStreams > 4 ? 1 : kStreams, kUnits = kLanes < 16 ? 2 : kStreams > 4 ? kCompactUnits : 2;
   Fours<kRows> units(x, stride);
   for (int64_t i = 0; i < records; i++) {
+#pragma GCC unroll 3
+    for (int line = 0; line < kLines; line++) {
+#pragma GCC unroll 8
+      for (int s = 0; s < kStreams && (line == 0 || closely); s++) ahead.ask(from[s]);
+      ahead.go_on();
+    }
 #pragma GCC unroll 8
     for (int first = 0; first < kStreams; first += kTogether) {
-#pragma GCC unroll 8
-      for (int s = first; s < first + kTogether; s++) {
-#pragma GCC unroll 3
-        for (int line = 0; line < kLines; line++) ahead.ask(from[s], i * kLines + line);
-      }
 #pragma GCC unroll 4
       for (int u = 0; u < kCompactUnits; u += kUnits) {
         UVec unit[kUnits][kTogether][kParts];

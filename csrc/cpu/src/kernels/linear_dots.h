@@ -236,7 +236,7 @@ class Fours {
 // ahead: asked here and not through a function of the caller's, since GCC leaves out calls of what only asks for memory.
 template <typename Dot, int kRows, int kStreams, typename F>
 TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const F &start, const uint8_t *const (&weight)[kStreams],
-                        const char *x, int64_t x_stride, int64_t begin, int64_t end, const Ahead &ahead) {
+                        const char *x, int64_t x_stride, int64_t begin, int64_t end, Ahead &ahead) {
   typename Dot::Acc held[kRows][kStreams];  // in registers: what is behind the loop takes those of `acc` one by one, from memory
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++) {
@@ -247,7 +247,8 @@ TG_INLINE void multiply(typename Dot::Acc (&acc)[kRows][kStreams], const F &star
   Fours<kRows> units(x + begin * Dot::kUnit, x_stride);
   for (int64_t i = begin; i < end; i++) {
 #pragma GCC unroll 8
-    for (int s = 0; s < kStreams; s++) ahead.ask(weight[s], i);
+    for (int s = 0; s < kStreams; s++) ahead.ask(weight[s]);
+    ahead.go_on();
 #pragma GCC unroll 2
     for (int turn = 0; turn < Dot::kTurns; turn++) {
       typename Dot::Right right[kStreams];

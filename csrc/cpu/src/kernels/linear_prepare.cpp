@@ -165,13 +165,6 @@ Layout layout_of(const tg_weight *weight, int64_t rows) {
   return layout;
 }
 
-void prepare_rows(const tg_weight *weight, const tg_buffer &x, Share rows, char *to, const Layout &layout) {
-  const int64_t stride = x.stride * (x.dtype == TG_BF16 ? 2 : 4);
-  for (int64_t row = rows.begin; row < rows.end; row++) {
-    prepare_row(weight, static_cast<const char *>(x.address) + row * stride, x.dtype, row, to, layout);
-  }
-}
-
 void prepare_row(const tg_weight *weight, const void *x, int32_t dtype, int64_t row, char *to, const Layout &layout) {
   if (dtype == TG_BF16) {
     prepare(weight, static_cast<const Bf16 *>(x), row, to, layout);

@@ -14,8 +14,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
   const int64_t groups = Form::groups(weight), pairs = Form::pairs(weight), bytes = Form::record_bytes(weight);
   const uint8_t *record[kStreams], *begin[kStreams];
   for (int s = 0; s < kStreams; s++) record[s] = begin[s] = weight->values + (panel + s * apart) * weight->panel_bytes;
-  const Ahead ahead(job, row, kRows, weight->groups * pairs);
-  int64_t step = 0;
+  Ahead ahead(job, row, kRows, weight->groups * pairs);
   const char *x = job.x.values + row * job.x.row_bytes;
   const float *x_scales = job.x.scales + row * weight->groups;
   const int32_t *x_sums = job.x.sums + row * weight->groups;
@@ -24,6 +23,10 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
     Form form[kStreams];
     for (int s = 0; s < kStreams; s++) form[s].open(weight, record[s], panel + s * apart, at);
     for (int64_t group = 0; group < groups; group++) {
+      if (kRows == job.rows) {
+        ahead.at = Form::line(weight, at * groups + group), ahead.apart = 64;
+        for (int s = 0; s < kStreams; s++) Form::ask_scales(weight, begin[s], at * groups + group);
+      }
       typename Small::Acc acc[kRows][kStreams];
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) {
@@ -40,7 +43,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
 #pragma GCC unroll 2
             for (int i = 0; i < kBeside; i++) {
               Form::pair(record[s + i], group * pairs + p, low[i], high[i]);
-              ahead.ask(begin[s + i], step + p);
+              ahead.ask(begin[s + i]);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; r++) {
@@ -52,6 +55,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
               for (int i = 0; i < kBeside; i++) Small::step(acc[r][s + i], high[i], second_four);
             }
           }
+          ahead.go_on();
         }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; r++) {
@@ -76,7 +80,6 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
         }
       }
       x += pairs * 8;
-      step += pairs;
       x_scales++, x_sums++;
     }
     for (int s = 0; s < kStreams; s++) record[s] += bytes;
@@ -111,16 +114,22 @@ int64_t streams_by(const Linear &job, int64_t begin) {
 // Panels that are read side by side, of so many rows.
 template <typename Form>
 int64_t streams_of(int64_t rows) {
-  if (kLanes < 16) return 1;
+  if (kLanes < 16) return kLanes == 8 && rows == 1 ? 4 : 1;
   return reads_many() && rows == 1 ? Form::kStreams : 2;
 }
 
 template <typename Form>
 void multiply_by(const Linear &job) {
   int64_t panel = job.panels.begin;
+  const int64_t streams = streams_of<Form>(job.rows);
   if constexpr (kLanes == 16) {
-    if (streams_of<Form>(job.rows) > 2) panel = streams_by<Form, Form::kStreams>(job, panel);
-    panel = streams_by<Form, 2>(job, panel);
+    if (streams > 2) panel = streams_by<Form, Form::kStreams>(job, panel);
+  }
+  if constexpr (kLanes == 8) {
+    if (streams > 2) panel = streams_by<Form, 4>(job, panel);
+  }
+  if constexpr (kLanes >= 8) {
+    if (streams >= 2) panel = streams_by<Form, 2>(job, panel);
   }
   streams_by<Form, 1>(job, panel);
 }

@@ -17,7 +17,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
   if (!has_groups(weight)) {
     const int64_t steps = weight->panel_bytes / 64;
     const auto start = [&](int r) { return Dot::start(Dot::kInteger ? job.x.sums[row + r] : 0); };
-    const Ahead ahead(job, row, kRows, steps);
+    Ahead ahead(job, row, kRows, steps, part / kSums, kParts / kSums);
     for (int s = 0; Dot::kInteger && s < kStreams; s++) __builtin_prefetch(weight->scales + (panel + s * apart + 1) * kPanel);
     multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, 0, steps, ahead);
     const float *x_scales = job.x.scales + row;
@@ -36,7 +36,7 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
   if constexpr (Dot::kInteger) {
     Vec sums[kRows][kStreams][kSums] = {};
     const int64_t steps = weight->group / 4;
-    const Ahead ahead(job, row, kRows, weight->groups * steps);
+    Ahead ahead(job, row, kRows, weight->groups * steps, part / kSums, kParts / kSums);
     for (int64_t g = 0; g < weight->groups; g++) {
       const auto start = [&](int r) { return Dot::start(job.x.sums[(row + r) * weight->groups + g]); };
       multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ahead);
@@ -124,9 +124,11 @@ void multiply_unpacked(const Linear &job) {
   plain.panel_bytes = plain.padded * kPanel * 2;
   Linear part = job;
   part.weight = &plain;
+  part.next_bytes = job.weight->panel_bytes;
   for (int64_t panel = job.panels.begin; panel < job.panels.end; panel++) {
     unpack_compact(job.weight, panel, 0, plain.padded, unpacked);
     plain.values = reinterpret_cast<uint8_t *>(unpacked) - panel * plain.panel_bytes;
+    part.next = job.weight->values + (panel + 1) * job.weight->panel_bytes - reinterpret_cast<uint8_t *>(unpacked);
     panels_at<Bf16s, 1>(part, panel, 0);
   }
 }

@@ -131,15 +131,37 @@ TG_INLINE void norm_row(const T *x, T *y, int64_t size, const NormForm &form, in
   });
 }
 
-// The numbers of TG_CLAMPED_SILU.
-struct Clamped {
-  float limit, alpha;
+struct Activation {
+  int64_t kind;  // tg_activation
+  bool gated;
+  float limit, alpha;  // of TG_CLAMPED_SILU
 };
 
-// to [width] = activation(gates) * ups of from [2 * width]; `kind` is a tg_activation. (elementwise.cpp)
-void activate_gated_row(int64_t kind, const Clamped &clamped, const float *from, float *to, int64_t width);
-void activate_gated_row(int64_t kind, const Clamped &clamped, const Bf16 *from, Bf16 *to, int64_t width);
+// Numbers [begin, end) of to [width], which may lie over `from`, [width], or gated [2 * width], gates first. (elementwise.cpp)
+void activate_part(const Activation &how, const float *from, float *to, int64_t width, int64_t begin, int64_t end);
+void activate_part(const Activation &how, const Bf16 *from, Bf16 *to, int64_t width, int64_t begin, int64_t end);
+// All rows of y, whose columns the workers share.
+void activate_rows(const Activation &how, const Run &run, const tg_buffer &x, const tg_buffer &y, int64_t rows);
 
+// What a row goes through before it is multiplied.
+struct Before {
+  int64_t kind;  // tg_before
+  NormForm norm;
+  Activation activation;
+
+  TG_INLINE bool activates() const { return kind == TG_BEFORE_ACTIVATION || kind == TG_BEFORE_GATED; }
+};
+
+template <typename T>
+TG_INLINE void go_through(const Before &before, const T *from, T *to, int64_t width) {
+  if (before.activates()) {
+    activate_part(before.activation, from, to, width, 0, width);
+  } else {
+    norm_row(from, to, width, before.norm, 0);
+  }
+}
+
+TG_INLINE bool is_activation(int64_t kind, bool gated) { return kind >= TG_SILU && kind <= (gated ? TG_CLAMPED_SILU : TG_RELU2); }
 TG_INLINE bool is_parameter(int64_t values, int64_t dtype) { return values == 0 || is_float(dtype); }
 
 }  // namespace tg::TG_ISA

@@ -6,12 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from textgen.ops.cpu.instructions import (
+    READ,
     Activate,
+    Activated,
+    ActivateGated,
     AddRows,
     Attend,
+    Before,
     Buffer,
     Clamp,
     Embed,
+    Gated,
     Instruction,
     Join,
     Multiply,
@@ -33,7 +38,7 @@ def fuse(program: Program) -> Program:
     program = _in_place(program)
     instructions = _with_caches(program.instructions)
     pairs: tuple[Callable[[Instruction, Instruction], Instruction | None], ...]
-    pairs = (_scaled_embedding, _added_embedding, _added_product, _added_norm)
+    pairs = (_scaled_embedding, _added_embedding, _added_product, _added_norm, _product_behind)
     for pair in pairs:
         instructions = _paired(instructions, program.result, pair)
     for each in instructions:
@@ -114,7 +119,7 @@ def _paired(
     result: View,
     join: Callable[[Instruction, Instruction], Instruction | None],
 ) -> list[Instruction]:
-    """Put one instruction for two neighbours where `join` has one, if what was between them is not needed later."""
+    """Put one instruction for two neighbours where `join` has one, if what it no longer writes is not needed later."""
     last: dict[Buffer, int] = {result.buffer: len(instructions)}
     for index, each in enumerate(instructions):
         for _, view in each.operands():
@@ -123,13 +128,16 @@ def _paired(
     for index, each in enumerate(instructions):
         both = join(out[-1], each) if out else None
         if both is not None:
-            left = {view.buffer for _, view in both.operands()}
-            gone = {view.buffer for one in (out[-1], each) for _, view in one.operands()} - left
+            gone = (_written(out[-1]) | _written(each)) - _written(both)
             if all(last[buffer] <= index for buffer in gone):
                 out[-1] = both
                 continue
         out.append(each)
     return out
+
+
+def _written(instruction: Instruction) -> set[Buffer]:
+    return {view.buffer for use, view in instruction.operands() if use != READ}
 
 
 def _scaled_embedding(first: Instruction, second: Instruction) -> Instruction | None:
@@ -158,3 +166,20 @@ def _added_norm(first: Instruction, second: Instruction) -> Instruction | None:
     if second.x != first.x or second.size != first.x.width:
         return None
     return replace(first, affine=second.affine, z=second.y)
+
+
+def _product_behind(first: Instruction, second: Instruction) -> Instruction | None:
+    """A product of rows that go through a norm or an activation before."""
+    if not isinstance(second, Multiply) or second.before is not None:
+        return None
+    before: Before
+    match first:
+        case Normalize(x=x, y=y, affine=before, size=size) if size == x.width:
+            pass
+        case Activate(x=x, y=y, kind=kind):
+            before = Activated(kind)
+        case ActivateGated(x=x, y=y, kind=gated):
+            before = Gated(gated)
+        case _:
+            return None
+    return replace(second, x=x, before=before) if y == second.x and not x.overlaps(second.y) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,6 +68,23 @@ class Affine:
     bias: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """activation(x)."""
+
+    kind: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """activation(gate) * up. The gates come first, then as many ups."""
+
+    kind: GatedActivation
+
+
+Before: TypeAlias = Affine | Activated | Gated
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
     """One operation. Its fields that are views say whether they are read, written or changed in place."""
@@ -123,13 +140,14 @@ class AddRows(Instruction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiply(Instruction):
-    """y = x W^T + bias; `add`: y += it."""
+    """y = x W^T + bias; `add`: y += it. With `before`, x is what that gives of its rows, and y is not x."""
 
     weight: Weight
     bias: Tensor | None
     x: View = _operand(READ)
     y: View = _operand(CHANGED)
     add: bool = False
+    before: Before | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,16 @@ from textgen.models.decoder import PackedBatch
 from textgen.ops import reference
 from textgen.ops.cpu.instructions import (
     Activate,
+    Activated,
     ActivateGated,
     AddRows,
     Affine,
     Attend,
+    Before,
     Clamp,
     Embed,
     FindLikeliest,
+    Gated,
     Instruction,
     MixExperts,
     Move,
@@ -99,7 +102,8 @@ class _Step:
                 if each.z is not None and each.affine is not None:
                     self.at(each.z).copy_(_norm(x, each.affine, x.shape[-1]))
             case Multiply():
-                product, y = _product(each.weight, self.at(each.x), each.bias), self.at(each.y)
+                x, y = _before(self.at(each.x), each.before), self.at(each.y)
+                product = _product(each.weight, x, each.bias)
                 y.copy_(y + product if each.add else product)
             case RotaryTable():
                 y = self.at(each.y)
@@ -193,6 +197,18 @@ def _product(weight: Weight, x: Tensor, bias: Tensor | None) -> Tensor:
     if isinstance(weight, DenseWeight) and weight.values.dtype != x.dtype:
         return F.linear(x.float(), weight.values.float(), None if bias is None else bias.float())
     return weight.multiply(x, bias)
+
+
+def _before(x: Tensor, before: Before | None) -> Tensor:
+    match before:
+        case None:
+            return x
+        case Affine():
+            return _norm(x, before, x.shape[-1])
+        case Activated(kind):
+            return reference.activate(x, kind)
+        case Gated(kind):
+            return reference.activate_gated(x, kind)
 
 
 def _norm(x: Tensor, affine: Affine, size: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ABI = 7
+ABI = 8
 F32, BF16, F16, I8, U8, I32 = 0, 1, 2, 3, 4, 5
 DTYPES = {
     torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16, torch.int8: I8, torch.uint8: U8, torch.int32: I32,

@@ -13,17 +13,20 @@ from torch import Tensor
 
 from textgen.layers.cache import LayerCache
 from textgen.layers.weight import DenseWeight, HeadTable, Weight
-from textgen.models.spec import ClampedSilu
+from textgen.models.spec import ClampedSilu, GatedActivation
 from textgen.ops.cpu.draw import DRAW, Records
 from textgen.ops.cpu.instructions import (
     Activate,
+    Activated,
     ActivateGated,
     AddRows,
     Affine,
     Attend,
+    Before,
     Clamp,
     Embed,
     FindLikeliest,
+    Gated,
     Instruction,
     MixExperts,
     Move,
@@ -60,6 +63,7 @@ ADD, LAYER, BY_POSITION, PACKED, NORMALIZED = 1, 2, 2, 4, 1
 SCORES = {"softmax": 0, "chosen": 1, "sigmoid": 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}
 CLAMPED_SILU = 5
+BEFORE_NORM, BEFORE_ACTIVATION, BEFORE_GATED = 1, 2, 3
 
 
 def check_lowerable(program: Program) -> None:
@@ -203,7 +207,9 @@ class Lowered:
         match each:
             case Multiply():
                 args = [self._weight(each.weight), self._address(each.bias, torch.float32)]
-                return _Record(LINEAR, [*args, self._at(each.x), self._at(each.y)], flags=int(each.add))
+                args += [self._at(each.x), self._at(each.y)]
+                more, constants, flags = self._before(each.before)
+                return _Record(LINEAR, args + more, constants, flags | ADD * each.add)
             case Embed(table=table):
                 flags = ADD * each.add | BY_POSITION * each.by_position
                 packed = self.tables.get(id(table.head if isinstance(table, HeadTable) else table))
@@ -242,10 +248,9 @@ class Lowered:
                 return _Record(GATHER_ROWS, [self._at(each.x), self._at(each.y)])
             case Activate():
                 return _Record(ACTIVATE, [self._at(each.x), self._at(each.y), ACTIVATIONS[each.kind]])
-            case ActivateGated(kind=ClampedSilu(limit=limit, alpha=alpha)):
-                return _Record(ACTIVATE_GATED, [self._at(each.x), self._at(each.y), CLAMPED_SILU], (limit, alpha))
             case ActivateGated():
-                return _Record(ACTIVATE_GATED, [self._at(each.x), self._at(each.y), ACTIVATIONS[str(each.kind)]])
+                gate, limits = _gated(each.kind)
+                return _Record(ACTIVATE_GATED, [self._at(each.x), self._at(each.y), gate], limits)
             case Clamp():
                 return _Record(CLAMP, [self._at(each.x)], (each.low, each.high))
             case Move():
@@ -284,9 +289,21 @@ class Lowered:
         args = [self._at(view) for view in (each.x, each.y, each.chosen, each.shares)]
         args += [count, self._address(up), self._address(down)]
         args += [self._address(bias, torch.float32) for bias in (each.up_bias, each.down_bias)]
-        if isinstance(each.kind, ClampedSilu):
-            return _Record(EXPERTS, [*args, CLAMPED_SILU], (each.kind.limit, each.kind.alpha))
-        return _Record(EXPERTS, [*args, ACTIVATIONS[str(each.kind)]])
+        gate, limits = _gated(each.kind)
+        return _Record(EXPERTS, [*args, gate], limits)
+
+    def _before(self, before: Before | None) -> tuple[list[int], tuple[float, ...], int]:
+        """Arguments of a product from the fourth on, its numbers and flags."""
+        match before:
+            case None:
+                return [], (), 0
+            case Affine(spec, weight, bias):
+                return [BEFORE_NORM, *self._numbers(weight), *self._numbers(bias)], (spec.eps,), _layer(before)
+            case Activated(kind):
+                return [BEFORE_ACTIVATION, 0, 0, 0, 0, ACTIVATIONS[kind]], (), 0
+            case Gated():
+                gate, limits = _gated(before.kind)
+                return [BEFORE_GATED, 0, 0, 0, 0, gate], (0.0, *limits), 0
 
     def _weight(self, weight: Weight) -> int:
         """The address of its packed form, which `pack` fills in."""
@@ -318,6 +335,12 @@ class Lowered:
         if record.kind == ATTENTION:
             args[12] = place.window or 0
         return args
+
+
+def _gated(kind: GatedActivation) -> tuple[int, tuple[float, ...]]:
+    if isinstance(kind, ClampedSilu):
+        return CLAMPED_SILU, (kind.limit, kind.alpha)
+    return ACTIVATIONS[kind], ()
 
 
 def _layer(affine: Affine) -> int:

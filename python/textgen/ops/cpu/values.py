@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from textgen.layers.weight import Weight
 from textgen.models.spec import Activation, GatedActivation, NormSpec
 from textgen.ops.cpu.instructions import (
+    READ,
     Activate,
     ActivateGated,
     AddRows,
@@ -61,6 +62,18 @@ class Tape:
 
     def add(self, instruction: Instruction) -> None:
         self.instructions.append(instruction)
+
+    def add_early(self, instruction: Instruction) -> None:
+        """Right behind what wrote last what it reads, so that it parts no others that belong together."""
+        read = [view for _, view in instruction.operands()]
+        index = len(self.instructions)
+        while index > 0 and not any(
+            use != READ and view.overlaps(other)
+            for use, view in self.instructions[index - 1].operands()
+            for other in read
+        ):
+            index -= 1
+        self.instructions.insert(index, instruction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +242,7 @@ class RecordedOutputs:
 
     def take(self, x: Any) -> Rows:
         y = View.whole(Buffer(x.at.width, x.dtype, of_outputs=True))
-        x.tape.add(TakeOutputs(x=x.at, y=y))
+        x.tape.add_early(TakeOutputs(x=x.at, y=y))
         return Rows(x.tape, y, x.sizes)
 
 
