@@ -228,6 +228,17 @@ struct Ahead {
   TG_INLINE void go_on() { at += apart; }
 };
 
+// Where a panel's values are `bytes` of a group, and behind all of them `size` bytes of each: what the only block asks for while it
+// multiplies a group. Both go on in the panel that follows.
+TG_INLINE int64_t ahead_in(const tg_weight *weight, int64_t group, int64_t bytes) {
+  const int64_t at = group * bytes + Ahead::kFar;
+  return at < weight->value_bytes ? at : at + weight->panel_bytes - weight->value_bytes;
+}
+TG_INLINE void ask_behind(const tg_weight *weight, const uint8_t *panel, int64_t group, int64_t bytes, int64_t size) {
+  const int64_t next = group + Ahead::kFar / bytes, at = weight->value_bytes + next * size;
+  __builtin_prefetch(panel + (next < weight->groups ? at : at + weight->panel_bytes - weight->groups * size), 0, 2);
+}
+
 // A row of x in the form of the product; the caller sees to it that all are ready before they are multiplied. (linear_prepare.cpp)
 struct Layout {
   Way way;

@@ -113,8 +113,8 @@ void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart)
   const int64_t records = weight->padded / kCompactInputs, stride = job.x.row_bytes;
   const char *x = job.x.values + row * stride;
   constexpr int kLines = kCompactRecord / 64;
-  // With few rows the processor reads on by itself: with vectors of 256 bits only where a stream is long.
-  const bool closely = kRows > 4 || (kLanes < 16 && apart * weight->panel_bytes < kLong);
+  // One block of few rows has the processor read on by itself: with vectors of 256 bits only where a stream is long.
+  const bool closely = kRows > 4 || kRows != job.rows || (kLanes < 16 && apart * weight->panel_bytes < kLong);
   Ahead ahead(job, row, kRows, records * kLines);
   const uint8_t *from[kStreams];
   Codes codes[kStreams];
@@ -132,8 +132,10 @@ void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart)
   for (int64_t i = 0; i < records; i++) {
 #pragma GCC unroll 3
     for (int line = 0; line < kLines; line++) {
+      if (line == 0 || closely) {
 #pragma GCC unroll 8
-      for (int s = 0; s < kStreams && (line == 0 || closely); s++) ahead.ask(from[s]);
+        for (int s = 0; s < kStreams; s++) ahead.ask(from[s]);
+      }
       ahead.go_on();
     }
 #pragma GCC unroll 8

@@ -10,31 +10,18 @@ constexpr int64_t kPairBytes = 64;  // of eight inputs' nibbles
 // have an offset (`zero_of`), which a product takes off by the sum of x; kMins: each group has a minimum that is taken off.
 // kGroup: of inputs; 0 where only the weight knows. What is asked for ahead while a group of a panel is multiplied: a line for each of
 // its pairs, the first of them `line` bytes behind the panel's first, and by `ask_scales` what is beside these.
-//
-// Records with scales behind them, so many bytes of a group: both go on in the panel that follows.
-struct Behind {
-  TG_INLINE static int64_t line(const tg_weight *weight, int64_t group) {
-    const int64_t at = group * weight->group * (kPanel / 2) + Ahead::kFar;
-    return at < weight->value_bytes ? at : at + weight->panel_bytes - weight->value_bytes;
-  }
-  TG_INLINE static void ask(const tg_weight *weight, const uint8_t *panel, int64_t group, int64_t bytes) {
-    const int64_t next = group + Ahead::kFar / (weight->group * (kPanel / 2));
-    const int64_t at = weight->value_bytes + next * bytes;
-    __builtin_prefetch(panel + (next < weight->groups ? at : at + weight->panel_bytes - weight->groups * bytes), 0, 2);
-  }
-};
-
 template <bool kZeros, int kGroup>
-struct Int4 : Behind {
+struct Int4 {
   static constexpr int kFlush = 8, kStreams = 8;
   static constexpr bool kShift = !kZeros, kMins = kZeros;
   Vec factor[kParts], zero[kParts];
 
   TG_INLINE static int64_t record_bytes(const tg_weight *weight) { return weight->group * (kPanel / 2); }
   TG_INLINE static int64_t groups(const tg_weight *) { return 1; }
+  TG_INLINE static int64_t line(const tg_weight *weight, int64_t group) { return ahead_in(weight, group, record_bytes(weight)); }
   TG_INLINE static void ask_scales(const tg_weight *weight, const uint8_t *panel, int64_t group) {
-    ask(weight, panel, group, kPanel * 2);
-    if constexpr (kZeros) ask(weight, panel + weight->groups * (kPanel * 2), group, kPanel);
+    ask_behind(weight, panel, group, record_bytes(weight), kPanel * 2);
+    if constexpr (kZeros) ask_behind(weight, panel + weight->groups * (kPanel * 2), group, record_bytes(weight), kPanel);
   }
   TG_INLINE static int64_t pairs(const tg_weight *weight) { return (kGroup != 0 ? kGroup : weight->group) / 8; }
   TG_INLINE void open(const tg_weight *weight, const uint8_t *, int64_t panel, int64_t record) {
@@ -54,7 +41,7 @@ struct Int4 : Behind {
 };
 
 // Groups of 32 numbers in floating point of four bits, as twice the number and 12.
-struct Mxfp4 : Behind {
+struct Mxfp4 {
   static constexpr int kFlush = 4, kStreams = 8;
   static constexpr bool kShift = true, kMins = false;
   static constexpr uint8_t kNumbers[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
@@ -63,8 +50,9 @@ struct Mxfp4 : Behind {
   TG_INLINE static int64_t record_bytes(const tg_weight *) { return 32 * (kPanel / 2); }
   TG_INLINE static int64_t groups(const tg_weight *) { return 1; }
   TG_INLINE static int64_t pairs(const tg_weight *) { return 32 / 8; }
+  TG_INLINE static int64_t line(const tg_weight *weight, int64_t group) { return ahead_in(weight, group, record_bytes(weight)); }
   TG_INLINE static void ask_scales(const tg_weight *weight, const uint8_t *panel, int64_t group) {
-    ask(weight, panel, group, kPanel);
+    ask_behind(weight, panel, group, record_bytes(weight), kPanel);
   }
   TG_INLINE void open(const tg_weight *weight, const uint8_t *, int64_t panel, int64_t record) {
     load_bytes<false>(weight->values + panel * weight->panel_bytes + weight->value_bytes + record * kPanel, factor);

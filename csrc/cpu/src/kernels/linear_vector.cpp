@@ -39,6 +39,10 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
     Ahead ahead(job, row, kRows, weight->groups * steps, part / kSums, kParts / kSums);
     for (int64_t g = 0; g < weight->groups; g++) {
       const auto start = [&](int r) { return Dot::start(job.x.sums[(row + r) * weight->groups + g]); };
+      if (kRows == job.rows && kSums == kParts) {
+        ahead.at = ahead_in(weight, g, steps * 64), ahead.apart = 64;
+        for (int s = 0; s < kStreams; s++) ask_behind(weight, from[s], g, steps * 64, kPanel * 2);
+      }
       multiply<Dot, kRows, kStreams>(acc, start, from, x, job.x.row_bytes, g * steps, (g + 1) * steps, ahead);
 #pragma GCC unroll 8
       for (int s = 0; s < kStreams; s++) {
