@@ -24,11 +24,11 @@ constexpr bool kHasFew = true;
 constexpr bool kHasFew = false;
 #endif
 
-constexpr int64_t kUnit = 64;        // keys of a unit of vector code
+constexpr int64_t kUnit = 64;           // keys of a unit of vector code
 constexpr int64_t kChunk = 2 * kLanes;  // numbers of a key that it takes at a time
-constexpr int64_t kManyUnit = 128;   // keys of a unit of packed code
-constexpr int64_t kRows = 16;        // rows of a head in a task of few, by vector or by tile code
-constexpr int64_t kFewUnit = 64;     // keys of a unit of that
+constexpr int64_t kManyUnit = 128;      // keys of a unit of packed code
+constexpr int64_t kRows = 16;           // rows of a head in a task of few, by vector or by tile code
+constexpr int64_t kFewUnit = 64;        // keys of a unit of that
 constexpr int64_t kBlock = kLanes == 8 ? 24 : 32;                     // rows of packed code whose scores are worked on at a time
 constexpr int64_t kManyRows = (kLanes == 8 ? 6 : kHasTiles ? 8 : 4) * kBlock;  // rows of a task of it
 constexpr int64_t kMostWorkers = 256;
