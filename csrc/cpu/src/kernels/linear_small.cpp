@@ -111,24 +111,22 @@ int64_t streams_by(const Linear &job, int64_t begin) {
   return begin + apart * kStreams;
 }
 
-// Panels that are read side by side, of so many rows.
+// Panels that are read side by side: of one row so many, where the registers hold their sums.
+template <typename Form>
+constexpr int kMany = kLanes == 16 ? Form::kStreams : 4;
 template <typename Form>
 int64_t streams_of(int64_t rows) {
-  if (kLanes < 16) return kLanes == 8 && rows == 1 ? 4 : 1;
-  return reads_many() && rows == 1 ? Form::kStreams : 2;
+  if (kLanes == 8) return rows == 1 ? kMany<Form> : 1;
+  if (kLanes < 8) return 1;
+  return reads_many() && rows == 1 ? kMany<Form> : 2;
 }
 
 template <typename Form>
 void multiply_by(const Linear &job) {
   int64_t panel = job.panels.begin;
   const int64_t streams = streams_of<Form>(job.rows);
-  if constexpr (kLanes == 16) {
-    if (streams > 2) panel = streams_by<Form, Form::kStreams>(job, panel);
-  }
-  if constexpr (kLanes == 8) {
-    if (streams > 2) panel = streams_by<Form, 4>(job, panel);
-  }
   if constexpr (kLanes >= 8) {
+    if (streams > 2) panel = streams_by<Form, kMany<Form>>(job, panel);
     if (streams >= 2) panel = streams_by<Form, 2>(job, panel);
   }
   streams_by<Form, 1>(job, panel);
