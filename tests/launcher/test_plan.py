@@ -47,7 +47,8 @@ def test_defaults(model: Model) -> None:
     made = plan(model)
     assert (made.max_total_tokens, made.max_input_tokens) == (512, 511)
     assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (1024, 128, "bfloat16", 4)
-    assert made.memory.num_blocks == 128 * 512 // 16
+    assert made.block_size == 64
+    assert made.memory.num_blocks == 128 * 512 // 64
 
 
 @pytest.mark.parametrize(
@@ -123,11 +124,11 @@ def test_a_step_has_room_for_the_input_of_an_encoder(model: Model) -> None:
     plain = plan(dataclasses.replace(model, spec=dataclasses.replace(spec, encoder=None)), max_total_tokens=2048)
     made = plan(encoded)
     assert (made.max_total_tokens, made.max_input_tokens, made.max_batch_tokens) == (2048, 2047, 2048 + 128)
-    small = plan(encoded, max_input_tokens=100, max_total_tokens=150, max_batch_size=4, max_batch_prefill_tokens=116)
-    assert small.max_batch_tokens == 116
-    assert small.memory.num_blocks == -(-4 * (150 + 2 * 16) // 16), "input and output end in blocks of their own"
-    with pytest.raises(SettingsError, match="--max-batch-prefill-tokens 115 is too few.*give at least 116"):
-        plan(encoded, max_input_tokens=100, max_total_tokens=150, max_batch_size=4, max_batch_prefill_tokens=115)
+    small = plan(encoded, max_input_tokens=100, max_total_tokens=150, max_batch_size=4, max_batch_prefill_tokens=132)
+    assert small.max_batch_tokens == 132
+    assert small.memory.num_blocks == -(-4 * (150 + 2 * 64) // 64), "input and output end in blocks of their own"
+    with pytest.raises(SettingsError, match="--max-batch-prefill-tokens 131 is too few.*give at least 132"):
+        plan(encoded, max_input_tokens=100, max_total_tokens=150, max_batch_size=4, max_batch_prefill_tokens=131)
     step = next(line for line in made.memory.table if "largest step" in line)
     assert step not in plain.memory.table
 
@@ -159,13 +160,13 @@ def test_data_types(stored: str, asked: str, native: bool, planned: str, by_torc
 def test_a_smaller_data_type_halves_the_cache(model: Model) -> None:
     whole, half = plan(model, dtype="float32").memory, plan(model, dtype="bfloat16").memory
     assert (whole.num_blocks, whole.kv_bytes) == (half.num_blocks, 2 * half.kv_bytes)
-    assert whole.kv_bytes == whole.num_blocks * 16 * 2 * 3 * 2 * 16 * 4  # positions, k and v, layers, heads, dim, bytes
+    assert whole.kv_bytes == whole.num_blocks * 64 * 2 * 3 * 2 * 16 * 4  # positions, k and v, layers, heads, dim, bytes
 
 
 def test_a_cache_of_integers_counts_its_scales(model: Model) -> None:
     plans = {dtype: plan(model, dtype=dtype, kv_cache_dtype="int8") for dtype in ("float32", "bfloat16")}
     for made in plans.values():
-        rows = made.memory.num_blocks * 16 * 2 * 3 * 2  # positions, k and v, layers, heads
+        rows = made.memory.num_blocks * 64 * 2 * 3 * 2  # positions, k and v, layers, heads
         assert made.memory.kv_bytes == rows * (16 + 4), "a byte for each number, and a float32"
         assert parse_settings(made.shard_settings()).kv_cache_dtype == "int8"
 
@@ -211,7 +212,7 @@ def test_blocks_of_gguf_files_count_as_they_are_kept(
 
 def test_max_batch_total_tokens_bounds_the_cache(model: Model) -> None:
     made = plan(model, max_batch_total_tokens=1024)
-    assert made.memory.num_blocks == 64
+    assert made.memory.num_blocks == 16
     assert made.max_batch_tokens == 1024
 
 
@@ -328,6 +329,24 @@ def test_auto_takes_the_gpu_that_is_there(model: Model) -> None:
     assert (without.settings.device, without.settings.attention) == ("cpu", "auto")
     with pytest.raises(SettingsError, match="--attention flash-attn takes bfloat16 and float16"):
         plan(model, gpu(), device="cuda", attention="flash-attn", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("heads", "given", "size"),
+    [
+        (1, {}, 64), (3, {}, 64), (4, {}, 32), (8, {}, 16), (32, {}, 16), (8, {"kv_cache_dtype": "int8"}, 32),
+        (8, {"dtype": "float32"}, 16), (4, {"dtype": "float32"}, 16), (1, {"block_size": 8}, 8),
+    ],
+)  # fmt: skip
+def test_a_block_is_as_long_as_memory_is_read_well_in(
+    model: Model, heads: int, given: dict[str, Any], size: int
+) -> None:
+    spec = dataclasses.replace(model.spec, num_heads=32, num_kv_heads=heads, head_dim=64)
+    assert plan(dataclasses.replace(model, spec=spec), **given).block_size == size
+
+
+def test_blocks_of_a_gpu_are_small(model: Model) -> None:
+    assert plan(model, gpu(), device="cuda").block_size == 16
 
 
 def test_the_shard_takes_its_settings(model: Model) -> None:

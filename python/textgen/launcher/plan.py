@@ -15,6 +15,7 @@ from textgen.launcher.memory import MemoryPlan, Needs, plan_gpu, plan_memory
 from textgen.launcher.model import Model
 from textgen.launcher.settings import Settings
 from textgen.models.groups import group_layers
+from textgen.models.spec import DecoderSpec
 from textgen.quantization.formats import (
     COMPACT_ISAS,
     GPU_BLOCK_BYTES,
@@ -35,6 +36,8 @@ PROCESSES = 640 * 2**20  # three processes' code and heaps, torch's share by far
 GPU_PROCESS = 512 * 2**20  # CUDA's context, cuBLAS, loaded kernels
 LOGIT_COPIES = 4  # logits, their filtered copy, probabilities, sorted values; float32
 ENCODER_COPIES = 3  # an encoder's bias by position, its scores and probabilities: heads * tokens * tokens each
+BLOCK_SIZES = (16, 64)  # positions, at least and at most, when nobody says
+BLOCK_BYTES = 32 * 1024  # of a layer, that memory is read in: processors read less at a lower rate
 PADDING = 2  # attention groups sequences of similar length: a gathered context is at most twice the real one
 
 MOST_HTTP_THREADS = 4
@@ -56,6 +59,7 @@ class Plan:
     http_threads: int
     memory: MemoryPlan
     memory_available: int  # bytes, when it was made
+    block_size: int  # positions
     sequence_blocks: int  # the fewest that are of use
     weight_bytes: int  # that kernels copy weights into; 0: none, or nobody knows
 
@@ -116,7 +120,7 @@ class Plan:
                 "rank": 0,
                 "world_size": 1,
                 "num_blocks": self.memory.num_blocks,
-                "block_size": settings.block_size,
+                "block_size": self.block_size,
                 "max_slots": self.max_slots,
                 "max_batch_tokens": self.max_batch_tokens,
                 "max_context": self.max_total_tokens,
@@ -157,8 +161,9 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
     threads, cpus = _threads(settings, hardware)
     step = settings.max_batch_prefill_tokens or _step_tokens(settings, threads)
     slots = settings.max_batch_size or min(settings.max_concurrent_requests, MOST_SLOTS, step)
+    block_size = _block_size(settings, model.spec, dtype)
     if model.spec.encoder is not None:
-        step = _encoding_step(settings, max_input, step, slots)
+        step = _encoding_step(settings, max_input, step, slots, block_size)
     if slots > step:
         raise SettingsError(
             f"--max-batch-size {slots} must be at most --max-batch-prefill-tokens {step}: each running sequence takes "
@@ -166,7 +171,7 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         )
     if settings.device == "cuda" and settings.attention == "flash-attn" and dtype == "float32":
         raise SettingsError("--attention flash-attn takes bfloat16 and float16; give --dtype, or another --attention")
-    needs = _needs(settings, model, dtype, max_total, step, slots, hardware)
+    needs = _needs(settings, model, dtype, max_total, step, slots, block_size, hardware)
     return Plan(
         settings=settings,
         model=model,
@@ -181,6 +186,7 @@ def make_plan(settings: Settings, model: Model, hardware: Hardware) -> Plan:
         http_threads=max(1, min(MOST_HTTP_THREADS, hardware.cores // (2 if settings.device == "cpu" else 1))),
         memory=_memory(settings, needs, hardware),
         memory_available=hardware.memory_available,
+        block_size=block_size,
         sequence_blocks=needs.sequence_blocks,
         # A cache of packed weights is mapped, once it is there.
         weight_bytes=needs.weights if _planned(settings, model, hardware) and not settings.weights_cache else 0,
@@ -254,9 +260,9 @@ def _threads(settings: Settings, hardware: Hardware) -> tuple[int, tuple[int, ..
     return count, tuple(cpus[:count])
 
 
-def _encoding_step(settings: Settings, max_input: int, step: int, slots: int) -> int:
+def _encoding_step(settings: Settings, max_input: int, step: int, slots: int, block_size: int) -> int:
     """Tokens of a step that has room for a whole input, in whole blocks, beside a token of every other sequence."""
-    least = -(-max_input // settings.block_size) * settings.block_size + slots
+    least = -(-max_input // block_size) * block_size + slots
     if settings.max_batch_prefill_tokens is not None and step < least:
         raise SettingsError(
             f"--max-batch-prefill-tokens {step} is too few: this model's encoder reads an input of up to "
@@ -317,15 +323,33 @@ def _weights(settings: Settings, model: Model, dtype: str, hardware: Hardware) -
     return weight_bytes(model.spec, checkpoint.parameters, size, form)
 
 
-def _needs(
-    settings: Settings, model: Model, dtype: str, max_total: int, step: int, slots: int, hardware: Hardware
-) -> Needs:
-    spec, size = model.spec, BYTES[dtype]
-    gathered_row = row = spec.kv_width * size  # keys and values of one token in one layer
+def _row_bytes(settings: Settings, spec: DecoderSpec, dtype: str) -> int:
+    """Of keys and values of one token in one layer, as the cache has them."""
     if settings.kv_cache_dtype == "fp8":
-        row = spec.kv_width
-    elif settings.kv_cache_dtype == "int8":
-        row = spec.kv_width + spec.kv_rows * 4  # integers, and a float32 scale for each head
+        return spec.kv_width
+    if settings.kv_cache_dtype == "int8":
+        return spec.kv_width + spec.kv_rows * 4  # integers, and a float32 scale for each head
+    return spec.kv_width * BYTES[dtype]
+
+
+def _block_size(settings: Settings, spec: DecoderSpec, dtype: str) -> int:
+    """Blocks lie scattered once a server has worked for a while. Small ones share prefixes best; on a processor, which
+    asks ahead for what follows in memory, they are as long as it takes to be read at the rate of what lies in order."""
+    size, most = BLOCK_SIZES
+    if settings.block_size is not None:
+        return settings.block_size
+    if settings.device == "cpu":
+        while size < most and size * _row_bytes(settings, spec, dtype) < BLOCK_BYTES:
+            size *= 2
+    return size
+
+
+def _needs(
+    settings: Settings, model: Model, dtype: str, max_total: int, step: int, slots: int, block_size: int,
+    hardware: Hardware,
+) -> Needs:  # fmt: skip
+    spec, size = model.spec, BYTES[dtype]
+    gathered_row, row = spec.kv_width * size, _row_bytes(settings, spec, dtype)
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     wide = 4 * spec.hidden_size + 2 * attention + 3 * spec.mlp_width
     workspace = step * wide * size + slots * spec.vocab_size * 4 * LOGIT_COPIES + step * max_total * (1 + size)
@@ -334,21 +358,21 @@ def _needs(
     if spec.encoder is not None:
         scores = spec.encoder.num_heads * max_total * max_total * size * ENCODER_COPIES
         workspace += scores + max_total * 2 * spec.encoder.mlp_width * size
-    full = (max_total + spare * settings.block_size) * slots
+    full = (max_total + spare * block_size) * slots
     useful = min(full, settings.max_batch_total_tokens or full)
     groups = group_layers(spec.windows, max_total)
-    blocks = -(-max_total // settings.block_size)
-    pages = groups.sequence_pages(max_total, settings.block_size, step)
+    blocks = -(-max_total // block_size)
+    pages = groups.sequence_pages(max_total, block_size, step)
     gathered = blocks if groups.full else pages // groups.windowed  # of these, by one layer
     return Needs(
         weights=_weights(settings, model, dtype, hardware),
         processes=PROCESSES,
         workspace=workspace,
-        block=settings.block_size * row * groups.page_layers,
-        scratch=-(-settings.block_size * gathered_row * PADDING * gathered // pages),
-        block_size=settings.block_size,
+        block=block_size * row * groups.page_layers,
+        scratch=-(-block_size * gathered_row * PADDING * gathered // pages),
+        block_size=block_size,
         max_total_tokens=max_total,
-        useful_blocks=-(-useful // settings.block_size) * len(groups.windows),
+        useful_blocks=-(-useful // block_size) * len(groups.windows),
         sequence_blocks=pages + (1 + spare) * len(groups.windows),
         groups=len(groups.windows),
     )

@@ -63,7 +63,7 @@ def report_plan(log: Log, plan: Plan) -> None:
         max_batch_prefill_tokens=plan.max_batch_tokens,
         max_batch_size=plan.max_slots,
         kv_blocks=plan.memory.num_blocks,
-        block_size=plan.settings.block_size,
+        block_size=plan.block_size,
     )
     if model.fallback:
         log.info("this architecture has no family here: Transformers' own modelling runs it (fallback)")

@@ -302,7 +302,10 @@ class Settings:
         boolean, True, "Keep what was computed for prompts that begin alike: true or false.",
         group=BATCHING, default="true",
     )  # fmt: skip
-    block_size: int = setting(integer(1, 256), 16, "Positions in one block of the KV cache.", group=BATCHING)
+    block_size: int | None = setting(
+        integer(1, 256), None, "Positions in one block of the KV cache.", group=BATCHING,
+        default="16; on a CPU up to 64, so that a layer's part of a block has 32 KiB",
+    )  # fmt: skip
     threads: int | None = setting(
         integer(1, 4096), None, "Threads the shard computes with.", group=BATCHING, default="one per core it may use"
     )
