@@ -59,6 +59,8 @@ struct Attention {
   int64_t together;  // heads of the cache that a task of few rows has
   bool packs;  // bfloat16 throughout, where many rows are multiplied by packed code
 
+  // Of a number in the cache.
+  TG_INLINE int64_t cached_bytes() const { return cache_dtype == TG_I8 ? 1 : cache_dtype == TG_F32 ? 4 : 2; }
   TG_INLINE bool is_plain() const { return cap == 0 && slopes == nullptr && biases == nullptr && scale > 0; }
 };
 

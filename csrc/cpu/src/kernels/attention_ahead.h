@@ -17,55 +17,58 @@ struct CacheUnit {
   }
 };
 
-// Asks for the keys and values of a unit's heads, row by row, so that memory is busy while there is something to do.
+// Keys or values of a unit's rows, for all heads of the task, that attention comes to one after the other.
+struct Stretch {
+  const char *from;
+  int64_t bytes, stride;  // of a row; from row to row of the cache
+  const float *scales;    // of integers
+  int64_t scale_stride;
+  const int64_t *row, *end;
+
+  // first, last: of the unit's rows, which may be fewer.
+  Stretch(const Attention &form, const Task &task, const CacheUnit &unit, bool keys, int64_t first = 0, int64_t last = kFewUnit) {
+    const int64_t size = form.cached_bytes();
+    const int64_t dim = keys ? form.head_dim : form.value_dim;
+    from = (keys ? form.keys : form.values) + task.kv_head * dim * size;
+    bytes = task.heads * dim * size;
+    stride = (keys ? form.key_stride : form.value_stride) * size;
+    scales = size == 1 ? (keys ? form.key_scales : form.value_scales) + task.kv_head : nullptr;
+    scale_stride = form.kv_heads;
+    row = unit.rows + least(first, unit.count);
+    end = unit.rows + least(last, unit.count);
+  }
+  int64_t count() const { return end - row; }
+};
+
+// Asks for two stretches, row by row, so that memory is busy while there is something to do.
 class CacheAhead {
  public:
-  enum Parts { kKeys, kValues, kBoth };
-
   // calls: how often `ask` will be called, at least, or how many calls it is told that it stands for.
-  CacheAhead(const Attention &form, const Task &task, const CacheUnit &unit, Parts parts, int64_t calls)
-      : begin_(unit.rows), row_(unit.rows), end_(unit.rows + unit.count),
-        rate_(ceil_div((parts == kBoth ? 2 : 1) * unit.count * kOne, calls)) {
-    const int64_t size = form.cache_dtype == TG_I8 ? 1 : form.cache_dtype == TG_F32 ? 4 : 2;
-    scale_stride_ = form.kv_heads;
-    now_ = {form.keys + task.kv_head * form.head_dim * size, task.heads * form.head_dim * size, form.key_stride * size,
-            size == 1 ? form.key_scales + task.kv_head : nullptr};
-    const Part values = {form.values + task.kv_head * form.value_dim * size, task.heads * form.value_dim * size,
-                         form.value_stride * size, size == 1 ? form.value_scales + task.kv_head : nullptr};
-    if (parts == kValues) now_ = values;
-    if (parts == kBoth) then_ = values;
-  }
+  CacheAhead(const Stretch &first, const Stretch &second, int64_t calls)
+      : now_(first), then_(second), rate_(ceil_div((first.count() + second.count()) * kOne, calls)) {}
   TG_INLINE void ask(int64_t calls = 1) {
     for (credit_ += calls * rate_; credit_ >= kOne; credit_ -= kOne) {
-      if (row_ == end_ && !turn()) return;
-      const int64_t row = *row_++;
+      if (now_.row == now_.end && !turn()) return;
+      const int64_t row = *now_.row++;
       const char *from = now_.from + row * now_.stride;
-      for (int64_t at = 0; at < now_.bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
-      if (now_.scales != nullptr) __builtin_prefetch(now_.scales + row * scale_stride_, 0, 2);
+      for (int64_t at = 0; at < now_.bytes; at += 64) __builtin_prefetch(from + at, 0, kWhere);
+      if (now_.scales != nullptr) __builtin_prefetch(now_.scales + row * now_.scale_stride, 0, kWhere);
     }
   }
 
  private:
   static constexpr int64_t kOne = 256;
-  struct Part {
-    const char *from;
-    int64_t bytes, stride;
-    const float *scales;  // of integers
-  };
+  static constexpr int kWhere = kHasFew ? 2 : 3;  // for a whole unit, as few rows ask, the first cache has no room
 
-  // From keys to values, and from these to nothing.
+  // On to the second stretch, and from that to nothing.
   bool turn() {
-    if (then_.from == nullptr) {
-      rate_ = credit_ = 0;
-      return false;
-    }
-    row_ = begin_, now_ = then_, then_.from = nullptr;
-    return row_ < end_;
+    now_ = then_;
+    then_.row = then_.end;
+    if (now_.count() == 0) rate_ = credit_ = 0;
+    return now_.count() > 0;
   }
 
-  const int64_t *begin_, *row_, *end_;
-  Part now_, then_ = {};
-  int64_t scale_stride_;
+  Stretch now_, then_;
   int64_t rate_, credit_ = 0;  // rows that may be asked for at each call, and now
 };
 

@@ -182,7 +182,8 @@ TG_INLINE void each_unit(const Attention &form, const Task &task, int64_t first,
       next.find(*then, 0, other);
     }
     const Groups groups(units[unit & 1]);
-    CacheAhead ahead(form, unit + 1 < last || then == nullptr ? task : *then, next, CacheAhead::kBoth, calls(groups.count));
+    const Task &following = unit + 1 < last || then == nullptr ? task : *then;
+    CacheAhead ahead({form, following, next, true}, {form, following, next, false}, calls(groups.count));
     f(groups, task.begin + unit * kFewUnit, ahead);
   }
 }

@@ -4,6 +4,9 @@
 namespace tg::TG_ISA {
 namespace {
 
+// Bytes of the cache that are asked for before they are read. With a whole unit of them attention takes 1.1 times as long: so
+// many are under way then that what is read waits too.
+constexpr int64_t kLead = 6 * 1024;
 constexpr int kQueries = 4;  // that are multiplied together at most: numbers of a key are made floats once for all
 
 // Keys that are multiplied together with so many queries, a part of kLanes, so that the sums stay in registers.
@@ -200,7 +203,11 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
   Rows walk(*form.group, task.segment, task.begin + first * kUnit);
   CacheUnit units[2];
   units[first & 1].find(task, first, walk);
-  if (!asked) CacheAhead(form, task, units[first & 1], CacheAhead::kKeys, 1).ask();
+  const int64_t lead = ceil_div(kLead, task.heads * form.head_dim * form.cached_bytes());
+  if (!asked) {
+    const CacheUnit &begun = units[first & 1];
+    CacheAhead({form, task, begun, true, 0, lead}, {form, task, begun, true, lead, lead}, 1).ask();
+  }
   for (int64_t unit = first; unit < last; unit++) {
     const int64_t key = task.begin + unit * kUnit, count = units[unit & 1].count;
     const int64_t padded = round_up(count, kLanes);
@@ -215,19 +222,19 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
       Rows other(*form.group, then->segment, then->begin);
       next.find(*then, 0, other);
     }
-    // Asked for piece by piece between products, since more at once would have to wait: the unit's values while its keys are
-    // multiplied, then the next one's keys.
+    // Asked for piece by piece between products, some rows before they are read: the unit's keys, its values, the next one's keys.
+    const CacheUnit &here = units[unit & 1];
     const int64_t blocks = task.heads * ceil_div(task.count, kQueries);
-    CacheAhead of_values(form, task, units[unit & 1], CacheAhead::kValues, blocks * (padded / kLanes));
-    CacheAhead of_keys(form, goes_on ? task : *then, next, CacheAhead::kKeys,
-                       blocks * ceil_div(count, kBeside) * ceil_div(form.value_lanes, kWidest * kChunk));
+    CacheAhead with_keys({form, task, here, true, lead, kUnit}, {form, task, here, false, 0, lead}, blocks * (padded / kLanes));
+    CacheAhead with_values({form, task, here, false, lead, kUnit}, {form, goes_on ? task : *then, next, true, 0, lead},
+                           blocks * ceil_div(count, kBeside) * ceil_div(form.value_lanes, kWidest * kChunk));
     // All heads of some rows, then all of the next: what is read in the order in which it lies comes by itself, and faster.
     for (int64_t i = 0; i < padded; i += kLanes) {
       for (int64_t head = 0; head < task.heads; head++) {
         const T *keys[kLanes];
         locate<T, S>(cached_keys(form, task.kv_head + head), rows + i, kLanes, reinterpret_cast<T *>(space.keys), keys);
         by_blocks<kQueries>(task.count, [&](auto queries, int64_t row) {
-          of_values.ask();
+          with_keys.ask();
           products<decltype(queries)::value>(query_of(head) + row * form.padded_dim, form.padded_dim, keys, form.padded_dim,
                                              scores_of(head) + row * kUnit + i);
         });
@@ -253,7 +260,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
         locate<T, S>(of_values, rows + i, beside, reinterpret_cast<T *>(space.values), values);
         by_blocks<kQueries>(task.count, [&](auto queries, int64_t row) {
           add_values<decltype(queries)::value>(form, scores_of(head) + row * kUnit + i, values, beside,
-                                               partial.out + (head * kRows + row) * form.padded_value, of_keys);
+                                               partial.out + (head * kRows + row) * form.padded_value, with_values);
         });
       }
     }
