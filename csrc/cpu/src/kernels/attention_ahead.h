@@ -19,6 +19,9 @@ struct CacheUnit {
 
 // Keys or values of a unit's rows, for all heads of the task, that attention comes to one after the other.
 struct Stretch {
+  enum Part { kKeys, kValues };
+  static constexpr int kWhere = kHasFew ? 2 : 3;  // for a whole unit, as few rows ask, the first cache has no room
+
   const char *from;
   int64_t bytes, stride;  // of a row; from row to row of the cache
   const float *scales;    // of integers
@@ -26,7 +29,8 @@ struct Stretch {
   const int64_t *row, *end;
 
   // first, last: of the unit's rows, which may be fewer.
-  Stretch(const Attention &form, const Task &task, const CacheUnit &unit, bool keys, int64_t first = 0, int64_t last = kFewUnit) {
+  Stretch(const Attention &form, const Task &task, const CacheUnit &unit, Part part, int64_t first = 0, int64_t last = kFewUnit) {
+    const bool keys = part == kKeys;
     const int64_t size = form.cached_bytes();
     const int64_t dim = keys ? form.head_dim : form.value_dim;
     from = (keys ? form.keys : form.values) + task.kv_head * dim * size;
@@ -38,6 +42,13 @@ struct Stretch {
     end = unit.rows + least(last, unit.count);
   }
   int64_t count() const { return end - row; }
+  // Asks for the next row.
+  TG_INLINE void ask() {
+    const char *numbers = from + *row * stride;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(numbers + at, 0, kWhere);
+    if (scales != nullptr) __builtin_prefetch(scales + *row * scale_stride, 0, kWhere);
+    row++;
+  }
 };
 
 // Asks for two stretches, row by row, so that memory is busy while there is something to do.
@@ -49,16 +60,12 @@ class CacheAhead {
   TG_INLINE void ask(int64_t calls = 1) {
     for (credit_ += calls * rate_; credit_ >= kOne; credit_ -= kOne) {
       if (now_.row == now_.end && !turn()) return;
-      const int64_t row = *now_.row++;
-      const char *from = now_.from + row * now_.stride;
-      for (int64_t at = 0; at < now_.bytes; at += 64) __builtin_prefetch(from + at, 0, kWhere);
-      if (now_.scales != nullptr) __builtin_prefetch(now_.scales + row * now_.scale_stride, 0, kWhere);
+      now_.ask();
     }
   }
 
  private:
   static constexpr int64_t kOne = 256;
-  static constexpr int kWhere = kHasFew ? 2 : 3;  // for a whole unit, as few rows ask, the first cache has no room
 
   // On to the second stretch, and from that to nothing.
   bool turn() {

@@ -183,7 +183,7 @@ TG_INLINE void each_unit(const Attention &form, const Task &task, int64_t first,
     }
     const Groups groups(units[unit & 1]);
     const Task &following = unit + 1 < last || then == nullptr ? task : *then;
-    CacheAhead ahead({form, following, next, true}, {form, following, next, false}, calls(groups.count));
+    CacheAhead ahead({form, following, next, Stretch::kKeys}, {form, following, next, Stretch::kValues}, calls(groups.count));
     f(groups, task.begin + unit * kFewUnit, ahead);
   }
 }

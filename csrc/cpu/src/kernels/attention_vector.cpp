@@ -205,8 +205,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
   units[first & 1].find(task, first, walk);
   const int64_t lead = ceil_div(kLead, task.heads * form.head_dim * form.cached_bytes());
   if (!asked) {
-    const CacheUnit &begun = units[first & 1];
-    CacheAhead({form, task, begun, true, 0, lead}, {form, task, begun, true, lead, lead}, 1).ask();
+    for (Stretch keys(form, task, units[first & 1], Stretch::kKeys, 0, lead); keys.count() > 0;) keys.ask();
   }
   for (int64_t unit = first; unit < last; unit++) {
     const int64_t key = task.begin + unit * kUnit, count = units[unit & 1].count;
@@ -225,9 +224,11 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     // Asked for piece by piece between products, some rows before they are read: the unit's keys, its values, the next one's keys.
     const CacheUnit &here = units[unit & 1];
     const int64_t blocks = task.heads * ceil_div(task.count, kQueries);
-    CacheAhead with_keys({form, task, here, true, lead, kUnit}, {form, task, here, false, 0, lead}, blocks * (padded / kLanes));
-    CacheAhead with_values({form, task, here, false, lead, kUnit}, {form, goes_on ? task : *then, next, true, 0, lead},
-                           blocks * ceil_div(count, kBeside) * ceil_div(form.value_lanes, kWidest * kChunk));
+    const Stretch keys_left(form, task, here, Stretch::kKeys, lead), values_begun(form, task, here, Stretch::kValues, 0, lead);
+    CacheAhead with_keys(keys_left, values_begun, blocks * (padded / kLanes));
+    const Stretch values_left(form, task, here, Stretch::kValues, lead);
+    const Stretch keys_next(form, goes_on ? task : *then, next, Stretch::kKeys, 0, lead);
+    CacheAhead with_values(values_left, keys_next, blocks * ceil_div(count, kBeside) * ceil_div(form.value_lanes, kWidest * kChunk));
     // All heads of some rows, then all of the next: what is read in the order in which it lies comes by itself, and faster.
     for (int64_t i = 0; i < padded; i += kLanes) {
       for (int64_t head = 0; head < task.heads; head++) {
