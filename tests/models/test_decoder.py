@@ -232,7 +232,7 @@ def test_bfloat16_is_within_what_attention_back_ends_of_transformers_differ_by(
     """As far from float32 as the farther of two of them, and no farther beyond that than they are from each other.
 
     By the median over positions; with experts by the lowest tenth, for where rounding turned a choice of experts over,
-    all are far off, and so is what comes after.
+    all are far off, and so is what comes after: of several prompts, since in one it may be the first token's.
     """
     seed = fresh_seed()
     rng = random.Random(seed)
@@ -241,12 +241,13 @@ def test_bfloat16_is_within_what_attention_back_ends_of_transformers_differ_by(
     reference = make_model(tmp_path, architecture, seed, **changes)
     model = load_model(tmp_path, torch.bfloat16, CPU, Parallel(), select_ops())
     cache = allocate_cache(model.spec, BLOCKS, BLOCK, torch.bfloat16, CPU, Parallel())
-    sequence = Sequence(random_prompt(rng, 60), list(range(15)))
+    sequences = [Sequence(random_prompt(rng, 60), list(range(at, at + 15))) for at in (0, 15, 30)]
     for length in (40, 19, 1):
-        run_step(model, cache, [(sequence, length)])
-    exact = reference_logits(reference, sequence.tokens)
-    ours = torch.cat(sequence.logits)
-    eager, *others = by_back_ends(reference.bfloat16(), sequence.tokens)
+        run_step(model, cache, [(sequence, length) for sequence in sequences])
+    prompts = [sequence.tokens for sequence in sequences]
+    exact = torch.cat([reference_logits(reference, tokens) for tokens in prompts])
+    ours = torch.cat([logits for sequence in sequences for logits in sequence.logits])
+    eager, *others = by_back_ends(reference.bfloat16(), prompts)
 
     share = 0.1 if any(isinstance(layer.mlp, ExpertsSpec) for layer in model.spec.layers) else 0.5
 
@@ -261,13 +262,17 @@ def test_bfloat16_is_within_what_attention_back_ends_of_transformers_differ_by(
     assert distance(ours, exact) <= max(theirs) + apart
 
 
-def by_back_ends(model: PreTrainedModel, tokens: list[int]) -> list[torch.Tensor]:
-    """[tokens, vocab] float32 each: those of Transformers' eager attention, and of torch's own where it is another."""
+def by_back_ends(model: PreTrainedModel, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """[all tokens, vocab] float32 each: of Transformers' eager attention, and of torch's own where it is another."""
+
+    def logits() -> torch.Tensor:
+        return torch.cat([reference_logits(model, tokens).float() for tokens in prompts])
+
     model.set_attn_implementation("eager")
-    found = [reference_logits(model, tokens).float()]
+    found = [logits()]
     try:
         model.set_attn_implementation("sdpa")
     except ValueError:  # the model's attention is one that torch does not have
         return found
-    other = reference_logits(model, tokens).float()
+    other = logits()
     return found if torch.equal(other, found[0]) else [*found, other]
