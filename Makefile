@@ -14,12 +14,17 @@ TEST := $(VENV)/.test
 BENCH := $(VENV)/.bench
 BUILT := $(VENV)/.built
 
+# What is built here runs here: kernels of other instruction sets are left to wheels. make build TEXTGEN_BUILD_ISAS= has all.
+ifeq ($(origin TEXTGEN_BUILD_ISAS),undefined)
+TEXTGEN_BUILD_ISAS := $(shell csrc/cpu/isas-here)
+endif
+export TEXTGEN_BUILD_ISAS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help serve build test test-rust lint-test-rust test-python test-cpu-asan test-integration fuzz-api lint lint-rust lint-python format wheel \
+.PHONY: help serve build test test-rust lint-test-rust test-python test-cpu-asan test-integration fuzz-api lint lint-rust lint-python lint-kernels format wheel \
   demo-model docs-settings docs-models clean bench-cpu bench-router bench-report bench-scheduler bench-startup bench-structured \
   bench-offline bench-serving gpu-check gpu-bench soak soak-restart image check-tools
 
@@ -32,7 +37,7 @@ serve: $(SERVE) $(BUILT) ## Serve a model: make serve [MODEL=folder or ORG/NAME]
 build: $(SERVE) $(BUILT) ## Make .venv and build the router into it
 
 test: $(TEST) $(BUILT) ## Build and run everything: linters, Rust, Python and integration tests
-	@$(MAKE) --jobs 2 lint-python lint-test-rust
+	@$(MAKE) --jobs 2 lint-python lint-test-rust lint-kernels
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --reruns 1 --rerun-show-tracebacks
 
 # Everything below the router is the extension's own build; the router itself is sooner compiled and tested as it is.
@@ -59,7 +64,7 @@ fuzz-api: $(TEST) $(BUILT) ## Make up thousands of calls from the OpenAPI docume
 	FUZZ_API_EXAMPLES=20 $(BIN)/python -m pytest integration-tests/test_openapi.py --timeout 3600 $(ARGS)
 
 lint: $(TEST) $(BUILT) ## Check style, types and lints
-	@$(MAKE) --jobs 2 --output-sync=line lint-rust lint-python
+	@$(MAKE) --jobs 2 --output-sync=line lint-rust lint-python lint-kernels
 
 lint-rust: $(TEST)
 	cargo fmt --check
@@ -71,13 +76,17 @@ lint-python: $(TEST) $(BUILT)
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/python -m mypy.stubtest textgen._router > .mypy_cache/stubtest.txt || { cat .mypy_cache/stubtest.txt; exit 1; }
 
+# The kernels that the build left out, for errors.
+lint-kernels:
+	$(MAKE) --silent -C csrc/cpu check
+
 format: $(TEST) ## Format all code
 	cargo fmt
 	$(BIN)/ruff check --quiet --fix .
 	$(BIN)/ruff format --quiet .
 
 wheel: $(TEST) ## Build the wheel for publishing into dist/
-	$(BIN)/maturin build --profile dist --out dist
+	TEXTGEN_BUILD_ISAS= $(BIN)/maturin build --profile dist --out dist
 
 demo-model: $(TEST) ## Train the built-in model again (about an hour on 2 cores)
 	$(BIN)/python -m tools.demo_model $(ARGS)
