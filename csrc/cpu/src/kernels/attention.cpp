@@ -269,7 +269,7 @@ void attention_run(const tg_op &op, const Run &run) {
         const bool goes_on = !last && !following.done() && (!end.is_in(following.task()) || end.unit > 0);
         const Task *then = goes_on && !following.task().many ? &following.task() : nullptr;
         if (task.few) {
-          attend_few(form, task, run, space, partial, from, to, then);
+          attend_few(form, task, run, space, partial, from, to, asked, then);
         } else if (task.many) {
           attend_many(form, task, run, space, partial, from, to);
         } else {

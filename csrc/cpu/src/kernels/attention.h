@@ -266,7 +266,7 @@ void attend_many(const Attention &form, const Task &task, const Run &run, const 
                  int64_t first, int64_t last);
 // The same of few rows, by tiles (attention_few.cpp) or by products of pairs (attention_pairs.cpp).
 void attend_few(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
-                int64_t first, int64_t last, const Task *then);
+                int64_t first, int64_t last, bool asked, const Task *then);
 
 // Goes through the cache's rows of consecutive positions of a segment.
 struct Rows {

@@ -20,7 +20,7 @@ struct CacheUnit {
 // Keys or values of a unit's rows, for all heads of the task, that attention comes to one after the other.
 struct Stretch {
   enum Part { kKeys, kValues };
-  static constexpr int kWhere = kHasFew ? 2 : 3;  // for a whole unit, as few rows ask, the first cache has no room
+  static constexpr int kWhere = kHasTiles ? 2 : 3;  // for a whole unit, as tiles ask, the first cache has no room
 
   const char *from;
   int64_t bytes, stride;  // of a row; from row to row of the cache
@@ -78,5 +78,47 @@ class CacheAhead {
   Stretch now_, then_;
   int64_t rate_, credit_ = 0;  // rows that may be asked for at each call, and now
 };
+
+// How often there is asking, at least, while a unit's keys are multiplied and while its values are.
+struct Calls {
+  int64_t keys, values;
+};
+
+// The rows of the unit that comes next: of this task, which `walk` goes through, or of the one that this worker goes on with.
+TG_INLINE void find_next(const Attention &form, const Task &task, int64_t unit, int64_t last, const Task *then, Rows &walk,
+                         CacheUnit &next) {
+  next.count = 0;
+  if (unit < last) {
+    next.find(task, unit, walk);
+  } else if (then != nullptr) {
+    Rows other(*form.group, then->segment, then->begin);
+    next.find(*then, 0, other);
+  }
+}
+
+// Calls f(rows, position of the first key, with_keys, with_values) for units first to last of a task, where keys and values are read
+// row by row. What is read is asked for by `with_keys` and `with_values` so many bytes before it is: the unit's keys, its values, the
+// next one's keys. calls(keys of the unit) says how often. asked: for the first keys, by the task before.
+template <typename C, typename F>
+TG_INLINE void each_unit(const Attention &form, const Task &task, int64_t first, int64_t last, bool asked, const Task *then,
+                         int64_t lead_bytes, const C &calls, const F &f) {
+  Rows walk(*form.group, task.segment, task.begin + first * kUnit);
+  CacheUnit units[2];
+  units[first & 1].find(task, first, walk);
+  const int64_t lead = ceil_div(lead_bytes, task.heads * form.head_dim * form.cached_bytes());
+  if (!asked) {
+    for (Stretch keys(form, task, units[first & 1], Stretch::kKeys, 0, lead); keys.count() > 0;) keys.ask();
+  }
+  for (int64_t unit = first; unit < last; unit++) {
+    CacheUnit &here = units[unit & 1], &next = units[(unit + 1) & 1];
+    find_next(form, task, unit + 1, last, then, walk, next);
+    const Task &following = unit + 1 < last || then == nullptr ? task : *then;
+    const Stretch keys_left(form, task, here, Stretch::kKeys, lead), values_begun(form, task, here, Stretch::kValues, 0, lead);
+    const Stretch values_left(form, task, here, Stretch::kValues, lead), keys_next(form, following, next, Stretch::kKeys, 0, lead);
+    const Calls often = calls(here.count);
+    CacheAhead with_keys(keys_left, values_begun, often.keys), with_values(values_left, keys_next, often.values);
+    f(here, task.begin + unit * kUnit, with_keys, with_values);
+  }
+}
 
 }  // namespace tg::TG_ISA

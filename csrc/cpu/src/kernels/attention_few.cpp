@@ -92,6 +92,24 @@ TG_INLINE void turn_scores(const float *from, float *to) {
   }
 }
 
+// Calls f(groups, position of the first key, ahead) for units first to last of a task. Tiles read all rows of a unit for one head
+// and then for the next, so that a whole unit is asked for ahead: `ahead` is to be called calls(keys of the unit) times.
+template <typename C, typename F>
+TG_INLINE void each_whole_unit(const Attention &form, const Task &task, int64_t first, int64_t last, const Task *then, const C &calls,
+                               const F &f) {
+  Rows walk(*form.group, task.segment, task.begin + first * kFewUnit);
+  CacheUnit units[2];
+  units[first & 1].find(task, first, walk);
+  for (int64_t unit = first; unit < last; unit++) {
+    CacheUnit &next = units[(unit + 1) & 1];
+    find_next(form, task, unit + 1, last, then, walk, next);
+    const Groups groups(units[unit & 1]);
+    const Task &following = unit + 1 < last || then == nullptr ? task : *then;
+    CacheAhead ahead({form, following, next, Stretch::kKeys}, {form, following, next, Stretch::kValues}, calls(groups.count));
+    f(groups, task.begin + unit * kFewUnit, ahead);
+  }
+}
+
 // kColumns: of a tile of queries, at least the task's rows.
 template <int kColumns>
 void attend(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
@@ -106,7 +124,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
   });
   const int64_t chunks = form.padded_dim / 32;
   const auto calls = [&](int64_t count) { return task.heads * (chunks * kOfKeys + kOfWeights + count * ceil_div(task.count, 4)); };
-  each_unit(form, task, first, last, then, calls, [&](const Groups &groups, int64_t key, CacheAhead &ahead) {
+  each_whole_unit(form, task, first, last, then, calls, [&](const Groups &groups, int64_t key, CacheAhead &ahead) {
     const int64_t padded = groups.groups * 16;
     const auto scores_of = [&](int64_t head) { return space.scores + head * kRows * kFewUnit; };
     for (int64_t begin = 0; begin < task.heads; begin += kHeads) {
@@ -149,7 +167,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
 }  // namespace
 
 void attend_few(const Attention &form, const Task &task, const Run &run, const Workspace &space, const Partial &partial,
-                int64_t first, int64_t last, const Task *then) {
+                int64_t first, int64_t last, bool, const Task *then) {
   if (task.count <= 4) return attend<4>(form, task, run, space, partial, first, last, then);
   attend<16>(form, task, run, space, partial, first, last, then);
 }

@@ -164,30 +164,6 @@ TG_INLINE void add_values(const Attention &form, const float *weights, const Six
   }
 }
 
-// Calls f(groups, position of the first key, ahead) for units first to last of a task; `ahead` is to be asked for what comes next
-// calls(keys of the unit) times.
-template <typename C, typename F>
-TG_INLINE void each_unit(const Attention &form, const Task &task, int64_t first, int64_t last, const Task *then, const C &calls,
-                         const F &f) {
-  Rows walk(*form.group, task.segment, task.begin + first * kFewUnit);
-  CacheUnit units[2];
-  units[first & 1].find(task, first, walk);
-  for (int64_t unit = first; unit < last; unit++) {
-    CacheUnit &next = units[(unit + 1) & 1];
-    next.count = 0;
-    if (unit + 1 < last) {
-      next.find(task, unit + 1, walk);
-    } else if (then != nullptr) {
-      Rows other(*form.group, then->segment, then->begin);
-      next.find(*then, 0, other);
-    }
-    const Groups groups(units[unit & 1]);
-    const Task &following = unit + 1 < last || then == nullptr ? task : *then;
-    CacheAhead ahead({form, following, next, Stretch::kKeys}, {form, following, next, Stretch::kValues}, calls(groups.count));
-    f(groups, task.begin + unit * kFewUnit, ahead);
-  }
-}
-
 #endif
 
 }  // namespace tg::TG_ISA

@@ -200,35 +200,15 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     float *to = query_of(one.kv_head - task.kv_head);
     form.q_dtype == TG_BF16 ? take_queries<T, Bf16>(form, one, run, to) : take_queries<T, float>(form, one, run, to);
   });
-  Rows walk(*form.group, task.segment, task.begin + first * kUnit);
-  CacheUnit units[2];
-  units[first & 1].find(task, first, walk);
-  const int64_t lead = ceil_div(kLead, task.heads * form.head_dim * form.cached_bytes());
-  if (!asked) {
-    for (Stretch keys(form, task, units[first & 1], Stretch::kKeys, 0, lead); keys.count() > 0;) keys.ask();
-  }
-  for (int64_t unit = first; unit < last; unit++) {
-    const int64_t key = task.begin + unit * kUnit, count = units[unit & 1].count;
-    const int64_t padded = round_up(count, kLanes);
-    int64_t *rows = units[unit & 1].rows;
+  const int64_t blocks = task.heads * ceil_div(task.count, kQueries);
+  const auto calls = [&](int64_t count) {
+    return Calls{blocks * ceil_div(count, kLanes), blocks * ceil_div(count, kBeside) * ceil_div(form.value_lanes, kWidest * kChunk)};
+  };
+  each_unit(form, task, first, last, asked, then, kLead, calls,
+            [&](CacheUnit &unit, int64_t key, CacheAhead &with_keys, CacheAhead &with_values) {
+    int64_t *rows = unit.rows;
+    const int64_t count = unit.count, padded = round_up(count, kLanes);
     for (int64_t i = count; i < padded; i++) rows[i] = rows[count - 1];  // read, then masked
-    CacheUnit &next = units[(unit + 1) & 1];
-    next.count = 0;
-    const bool goes_on = unit + 1 < last || then == nullptr;
-    if (unit + 1 < last) {
-      next.find(task, unit + 1, walk);
-    } else if (then != nullptr) {
-      Rows other(*form.group, then->segment, then->begin);
-      next.find(*then, 0, other);
-    }
-    // Asked for piece by piece between products, some rows before they are read: the unit's keys, its values, the next one's keys.
-    const CacheUnit &here = units[unit & 1];
-    const int64_t blocks = task.heads * ceil_div(task.count, kQueries);
-    const Stretch keys_left(form, task, here, Stretch::kKeys, lead), values_begun(form, task, here, Stretch::kValues, 0, lead);
-    CacheAhead with_keys(keys_left, values_begun, blocks * (padded / kLanes));
-    const Stretch values_left(form, task, here, Stretch::kValues, lead);
-    const Stretch keys_next(form, goes_on ? task : *then, next, Stretch::kKeys, 0, lead);
-    CacheAhead with_values(values_left, keys_next, blocks * ceil_div(count, kBeside) * ceil_div(form.value_lanes, kWidest * kChunk));
     // All heads of some rows, then all of the next: what is read in the order in which it lies comes by itself, and faster.
     for (int64_t i = 0; i < padded; i += kLanes) {
       for (int64_t head = 0; head < task.heads; head++) {
@@ -265,7 +245,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
         });
       }
     }
-  }
+  });
   if constexpr (turned<T>) turn_back<T>(form, task, partial);
 }
 
