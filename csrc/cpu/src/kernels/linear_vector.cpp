@@ -71,8 +71,8 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
 // come from farther away.
 constexpr int64_t kNearBytes = 512 << 10, kNearRows = 32;
 
-// Where bfloat16 is multiplied as float32, a compact panel is unpacked for so many rows, if it has no more bytes then.
-constexpr int64_t kUnpackedRows = 32, kUnpackedBytes = 64 << 10;
+// A compact panel is unpacked for so many rows, multiplied as float32 or as pairs, if it has no more bytes then.
+constexpr int64_t kUnpackedRows = 32, kUnpackedRowsOfPairs = 128, kUnpackedBytes = 64 << 10;
 
 // All rows times kStreams panels.
 template <typename Dot, int kStreams>
@@ -120,20 +120,23 @@ void multiply_by(const Linear &job) {
   streams_by<Dot, 1>(job, begin);
 }
 
-// Panel after panel of a compact weight, unpacked for all rows, as if it were one of TG_WEIGHT_BF16.
+// Panels of a compact weight, kStreams at a time, unpacked for all rows, as if it were one of TG_WEIGHT_BF16.
+template <typename Dot, int kStreams>
 void multiply_unpacked(const Linear &job) {
-  alignas(64) char unpacked[kUnpackedBytes];
+  alignas(64) char unpacked[kStreams * kUnpackedBytes];
   tg_weight plain = *job.weight;
   plain.format = TG_WEIGHT_BF16;
   plain.panel_bytes = plain.padded * kPanel * 2;
   Linear part = job;
   part.weight = &plain;
   part.next_bytes = job.weight->panel_bytes;
-  for (int64_t panel = job.panels.begin; panel < job.panels.end; panel++) {
-    unpack_compact(job.weight, panel, 0, plain.padded, unpacked);
+  int64_t count;
+  for (int64_t panel = job.panels.begin; panel < job.panels.end; panel += count) {
+    count = least(job.panels.end - panel, kStreams);
+    for (int64_t i = 0; i < count; i++) unpack_compact(job.weight, panel + i, 0, plain.padded, unpacked + i * plain.panel_bytes);
     plain.values = reinterpret_cast<uint8_t *>(unpacked) - panel * plain.panel_bytes;
-    part.next = job.weight->values + (panel + 1) * job.weight->panel_bytes - reinterpret_cast<uint8_t *>(unpacked);
-    panels_at<Bf16s, 1>(part, panel, 0);
+    part.next = job.weight->values + (panel + count) * job.weight->panel_bytes - reinterpret_cast<uint8_t *>(unpacked);
+    count == kStreams ? panels_at<Dot, kStreams>(part, panel, 1) : panels_at<Dot, 1>(part, panel, 1);
   }
 }
 
@@ -168,9 +171,11 @@ TG_INLINE void by_dot(int32_t format, [[maybe_unused]] int64_t rows, const F &f)
 void multiply_near(const Linear &job) {
   const tg_weight *weight = job.weight;
   if (is_small(weight->format)) return multiply_small(job);
-  if (weight->format == TG_WEIGHT_BF16_COMPACT && as_floats() && job.rows >= kUnpackedRows &&
-      weight->padded * kPanel * 2 <= kUnpackedBytes) {
-    return multiply_unpacked(job);
+  if (weight->format == TG_WEIGHT_BF16_COMPACT && weight->padded * kPanel * 2 <= kUnpackedBytes) {
+#if defined(__AVX512BF16__)
+    if (!as_floats() && job.rows >= kUnpackedRowsOfPairs) return multiply_unpacked<Bf16Pairs, 2>(job);
+#endif
+    if (as_floats() && job.rows >= kUnpackedRows) return multiply_unpacked<Bf16s, 1>(job);
   }
   by_dot(weight->format, job.rows, [&](auto dot) { multiply_by<typename decltype(dot)::type>(job); });
 }
