@@ -58,6 +58,7 @@ namespace {
 struct Features {
   bool avx2 = false, avxvnni = false, avx512vnni = false, avx512 = false, amx = false;
   bool reads_many = true;   // many streams of reads at once are faster than two
+  bool reads_on = true;     // the processor itself asks for what lies between lines that are asked for
   bool slow_pairs = false;  // a product of pairs in bfloat16 takes longer than the two of float32 that it stands for
 };
 
@@ -79,6 +80,7 @@ Features detect() {
   if (__get_cpuid(0, &a, &b, &c, &d) == 0) return found;
   constexpr uint32_t kIntel = 0x756e6547, kAmd = 0x68747541;  // "Genu", "Auth"; what follows from it was measured (docs/cpu.md)
   found.slow_pairs = b == kIntel;
+  found.reads_on = b != kIntel;
   const bool amd = b == kAmd;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0) return found;
   constexpr uint32_t kZen5 = 0x1a;  // the family
@@ -173,6 +175,14 @@ const Entry entries[] = {
 bool reads_many() {
 #if defined(__x86_64__)
   return features().reads_many;
+#else
+  return true;
+#endif
+}
+
+bool reads_on() {
+#if defined(__x86_64__)
+  return features().reads_on;
 #else
   return true;
 #endif

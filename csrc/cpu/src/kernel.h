@@ -70,6 +70,7 @@ TG_INLINE Share share_of(int64_t count, int64_t worker, int64_t workers) {
 
 void pool_barrier(tg_pool *pool);  // pool.cpp
 bool slow_pairs();  // of bfloat16, to multiply: slower than float32 (dispatch.cpp)
+bool reads_on();  // by itself, what lies between lines that are asked for (dispatch.cpp)
 bool reads_many();  // at once, and so reaches the memory's bandwidth; where not, two streams of reads are faster (dispatch.cpp)
 
 // What a kernel sees while a step runs. Every worker has its own, all call each kernel, and each takes its share of the work.

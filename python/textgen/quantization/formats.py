@@ -12,8 +12,8 @@ from textgen.models.spec import DecoderSpec, ExpertsSpec
 
 NAMES = ("int8", "int4")
 KV_CACHE = ("auto", "int8", "fp8")
-COMPACT_ISAS = ("avx2", "avxvnni", "avx512vnni", "avx512")
-"""Instruction sets with which numbers in bfloat16 take 12 bits. With amx that has not been timed."""
+COMPACT_ISAS = ("avx2", "avxvnni", "avx512vnni", "avx512", "amx")
+"""Instruction sets with which numbers in bfloat16 take 12 bits."""
 BLOCK_BYTES = {
     "Q4_0": 0.5 + 2 / 32, "Q8_0": 1 + 2 / 32, "Q4_K": 2368 / 4096, "Q5_K": 2880 / 4096, "Q6_K": 3392 / 4096,
     "MXFP4": 0.5 + 1 / 32,

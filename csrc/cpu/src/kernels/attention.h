@@ -26,7 +26,7 @@ constexpr bool kHasFew = false;
 
 constexpr int64_t kUnit = 64;           // keys of a unit of vector code
 constexpr int64_t kChunk = 2 * kLanes;  // numbers of a key that it takes at a time
-constexpr int64_t kManyUnit = 128;      // keys of a unit of packed code
+constexpr int64_t kManyUnit = kHasTiles ? 256 : 128;  // keys of a unit of packed code
 constexpr int64_t kRows = 16;           // rows of a head in a task of few, by vector or by tile code
 constexpr int64_t kFewUnit = 64;        // keys of a unit of that
 constexpr int64_t kBlock = kLanes == 8 ? 24 : 32;                     // rows of packed code whose scores are worked on at a time
@@ -126,12 +126,11 @@ TG_INLINE Vec exp2_accurate(Vec x) {
 // The same within 2^-12, for weights that are rounded to bfloat16 anyway.
 TG_INLINE Vec exp2_fast(Vec x) {
 #if defined(__AVX512F__)
-  const Vec t = _mm512_max_ps(splat(-127.0f), x);  // of two, the second where one is a NaN
-  const Vec n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = t - n;
-  Vec p = fma(splat(5.5171624e-2f), f, splat(2.4261112e-1f));
-  p = fma(p, f, splat(6.9326099e-1f));
-  p = fma(p, f, splat(9.9992807e-1f));
-  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, splat(-126.0f), _CMP_NLT_UQ), p, n);
+  const Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // from 0 to 1
+  Vec p = fma(splat(7.8024459e-2f), f, splat(2.2606725e-1f));
+  p = fma(p, f, splat(6.958335e-1f));
+  p = fma(p, f, splat(9.9992522e-1f));
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, splat(-126.0f), _CMP_NLT_UQ), p, x);  // by 2 to the whole below x
 #elif defined(__AVX2__)
   const Vec t = _mm256_max_ps(splat(-127.0f), x), n = _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = t - n;
   Vec p = fma(splat(5.5171624e-2f), f, splat(2.4261112e-1f));

@@ -70,8 +70,9 @@ void run_linear(const tg_op &op, const Run &run) {
   const bool tiles = layout.way != Way::kVectors;
   // Rows that y is written over have to be copied.
   const bool as_it_is = !tiles && before.kind == TG_BEFORE_NOTHING && x.address != y.address && is_prepared(weight, x);
-  // Who unpacks a weight does so for all rows. One row is prepared by each worker for itself: that takes less time than to meet.
-  const bool alone = rows == 1, own = rows >= kOwnRows * run.workers && layout.way != Way::kUnpacked;
+  // Who unpacks groups does so for all rows. One row is prepared by each worker for itself: that takes less time than to meet.
+  const bool unpacks = layout.way == Way::kUnpacked && has_groups(weight);
+  const bool alone = rows == 1, own = rows >= kOwnRows * run.workers && !unpacks;
   char *space = alone ? run.scratch : run.shared;
   Share share = run.share(rows);
   if (alone) share = {0, 1};

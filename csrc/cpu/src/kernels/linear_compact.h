@@ -64,6 +64,53 @@ class Codes {
 #endif
 };
 
+// A panel as one of TG_WEIGHT_BF16, some inputs after the others.
+class CompactTiles {
+ public:
+  // From input `first` on, a multiple of kCompactInputs.
+  TG_INLINE void open(const tg_weight *weight, int64_t panel, int64_t first = 0) {
+    const Compact *head = head_of(weight, panel);
+    record_ = values_of(weight, panel) + first / kCompactInputs * kCompactRecord;
+    codes_.open(head);
+    spill_ = head->spills;
+    last_ = head->spills + head->count;
+    place_ = first * kPanel;
+    while (spill_ < last_ && spill_->place < place_) spill_++;
+  }
+
+  // The next kRecords * kCompactInputs inputs.
+  template <int kRecords>
+  TG_INLINE void next(char *to) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRecords; i++) {
+      const uint8_t *record = record_ + i * kCompactRecord;
+#pragma GCC unroll 3
+      for (int line = 0; line < kCompactRecord / 64; line++) __builtin_prefetch(record + kFar + line * 64, 0, 2);
+#pragma GCC unroll 4
+      for (int u = 0; u < kCompactUnits; u++) {
+        for (int part = 0; part < kParts; part++) {
+          const UVec numbers = codes_.unit(record, u, part);
+          memcpy(to + (i * kCompactUnits + u) * 64 + part * kLanes * 4, &numbers, sizeof numbers);
+        }
+      }
+    }
+    record_ += kRecords * kCompactRecord;
+    const int64_t end = place_ + kRecords * kCompactInputs * kPanel;
+    for (; spill_ < last_ && spill_->place < end; spill_++) {
+      const int64_t input = (static_cast<int64_t>(spill_->place) - place_) / kPanel, lane = spill_->place % kPanel;
+      memcpy(to + input / 2 * 64 + lane * 4 + input % 2 * 2, &spill_->number, 2);
+    }
+    place_ = end;
+  }
+
+ private:
+  static constexpr int64_t kFar = 4096;  // bytes of the panel, that are asked for
+  const uint8_t *record_;
+  const Spill *spill_, *last_;
+  int64_t place_;
+  Codes codes_;
+};
+
 // The products of a record; a turn is a unit, or one of its two inputs.
 struct CompactFloats : Floats {
   static constexpr int kUnit = kCompactInputs * 4;
@@ -113,8 +160,9 @@ void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart)
   const int64_t records = weight->padded / kCompactInputs, stride = job.x.row_bytes;
   const char *x = job.x.values + row * stride;
   constexpr int kLines = kCompactRecord / 64;
-  // One block of few rows has the processor read on by itself: with vectors of 256 bits only where a stream is long.
-  const bool closely = kRows > 4 || kRows != job.rows || (kLanes < 16 && apart * weight->panel_bytes < kLong);
+  // One block of few rows has the processor read on, where it does: with vectors of 256 bits only where a stream is long.
+  const bool alone = kRows == job.rows && kRows <= 4, is_short = kLanes < 16 && apart * weight->panel_bytes < kLong;
+  const bool closely = !alone || is_short || !reads_on();
   Ahead ahead(job, row, kRows, records * kLines);
   const uint8_t *from[kStreams];
   Codes codes[kStreams];
