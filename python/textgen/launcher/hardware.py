@@ -13,14 +13,13 @@ from textgen.launcher.gpu import Gpu, GpuMissing, find_gpu, torch_cuda
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 _KERNEL_FLAGS = {"avx2", "fma", "f16c"}  # of the least that the kernels of `csrc/cpu` are worth it on
-_TILE_FLAGS = {"amx_tile", "amx_bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """Bytes and counts. `memory_limit` names what bounds the memory, for people; `allowed`: the processors we may run
     on; `processors`: one of each core among them, those of a package together; `cores`: of how many we have the time;
-    `kernels`: whether plans run here; `tiles`: whether by AMX; `gpu`: for those who ask for it."""
+    `kernels`: whether plans run here; `gpu`: for those who ask for it."""
 
     memory_available: int
     memory_limit: str
@@ -29,7 +28,6 @@ class Hardware:
     cores: int
     bfloat16: bool
     kernels: bool
-    tiles: bool = False
     gpu: Gpu | None = None
     no_gpu: str = "nobody has looked for one"  # why there is none, and what to do
 
@@ -45,7 +43,6 @@ def inspect(root: Path = Path("/"), device: str = "cpu") -> Hardware:
         cores=_cores(root, len(processors)),
         bfloat16=bool(_BFLOAT16_FLAGS & flags),
         kernels=flags >= _KERNEL_FLAGS,
-        tiles=flags >= _TILE_FLAGS,
         **({} if device == "cpu" else _gpu()),
     )
 

@@ -317,7 +317,7 @@ def _weights(settings: Settings, model: Model, dtype: str, hardware: Hardware) -
     if stored is not None and _planned(settings, model, hardware):
         return block_bytes(stored, size)
     form = settings.quantize or {None: None, 4: "int4", 8: "packed8"}[checkpoint.bits]
-    isa = settings.cpu_isa or ("amx" if hardware.tiles else "avx2")  # or a better one
+    isa = settings.cpu_isa or "avx2"  # or a better one
     if form is None and dtype == "bfloat16" and isa in COMPACT_ISAS and _planned(settings, model, hardware):
         form = "compact"
     return weight_bytes(model.spec, checkpoint.parameters, size, form)
