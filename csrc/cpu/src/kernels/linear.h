@@ -256,7 +256,7 @@ void multiply_tiles(const Linear &job, char *scratch);  // linear_tile.cpp
 int64_t tile_scratch(const tg_weight *weight, int64_t rows);
 // Inputs [first, first + count) of a panel, whole records, as tiles of bfloat16, 32 inputs each. (linear_unpack.cpp)
 void unpack_panel(const tg_weight *weight, int64_t panel, int64_t first, int64_t count, char *to);
-// The same of a compact weight, whole records; all inputs are a panel of TG_WEIGHT_BF16. (linear_compact.cpp)
+// The same of a compact weight, whole tiles; all inputs are a panel of TG_WEIGHT_BF16. (linear_compact.cpp)
 void unpack_compact(const tg_weight *weight, int64_t panel, int64_t first, int64_t count, char *to);
 
 // Points the job at rows that were prepared at `space`.

@@ -6,7 +6,7 @@ namespace tg::TG_ISA {
 void unpack_compact(const tg_weight *weight, int64_t panel, int64_t first, int64_t count, char *to) {
   CompactTiles tiles;
   tiles.open(weight, panel, first);
-  for (int64_t i = 0; i < count; i += kCompactInputs) tiles.next<1>(to + i * kPanel * 2);
+  for (int64_t i = 0; i < count; i += CompactTiles::kInputs) tiles.next(to + i * kPanel * 2);
 }
 
 }  // namespace tg::TG_ISA

@@ -64,10 +64,12 @@ class Codes {
 #endif
 };
 
-// A panel as one of TG_WEIGHT_BF16, some inputs after the others.
+// A panel as one of TG_WEIGHT_BF16, a tile of 32 inputs after the other.
 class CompactTiles {
  public:
-  // From input `first` on, a multiple of kCompactInputs.
+  static constexpr int64_t kInputs = 32;
+
+  // From input `first` on, a multiple of kInputs, as all inputs of a compact weight are.
   TG_INLINE void open(const tg_weight *weight, int64_t panel, int64_t first = 0) {
     const Compact *head = head_of(weight, panel);
     record_ = values_of(weight, panel) + first / kCompactInputs * kCompactRecord;
@@ -78,8 +80,6 @@ class CompactTiles {
     while (spill_ < last_ && spill_->place < place_) spill_++;
   }
 
-  // The next kRecords * kCompactInputs inputs.
-  template <int kRecords>
   TG_INLINE void next(char *to) {
 #pragma GCC unroll 4
     for (int i = 0; i < kRecords; i++) {
@@ -95,7 +95,7 @@ class CompactTiles {
       }
     }
     record_ += kRecords * kCompactRecord;
-    const int64_t end = place_ + kRecords * kCompactInputs * kPanel;
+    const int64_t end = place_ + kInputs * kPanel;
     for (; spill_ < last_ && spill_->place < end; spill_++) {
       const int64_t input = (static_cast<int64_t>(spill_->place) - place_) / kPanel, lane = spill_->place % kPanel;
       memcpy(to + input / 2 * 64 + lane * 4 + input % 2 * 2, &spill_->number, 2);
@@ -104,7 +104,8 @@ class CompactTiles {
   }
 
  private:
-  static constexpr int64_t kFar = 4096;  // bytes of the panel, that are asked for
+  static constexpr int kRecords = kInputs / kCompactInputs;
+  static constexpr int64_t kFar = 4096;  // bytes from what is read to what is asked for
   const uint8_t *record_;
   const Spill *spill_, *last_;
   int64_t place_;

@@ -58,7 +58,7 @@ class Unpacked {
       for (int s = 0; s < kStreams; s++) tiles_[s].open(weight_, panel_ + s * apart_);
       panel_++;
     }
-    for (int s = 0; s < kStreams; s++) tiles_[s].template next<4>(ring_ + (s * kRing + made_) * kTile);
+    for (int s = 0; s < kStreams; s++) tiles_[s].next(ring_ + (s * kRing + made_) * kTile);
     made_ = (made_ + 1) % kRing;
     left_--;
   }
