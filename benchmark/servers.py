@@ -61,6 +61,11 @@ class Room:
     context: int = 512
     streams: int = 1
 
+    @property
+    def sequences(self) -> int:
+        """For those who keep a pool that all share: no fewer than so many, and the same of each."""
+        return max(self.streams, 8)
+
 
 @dataclass(frozen=True)
 class Running:
@@ -154,6 +159,7 @@ class Textgen(Server):
     def command(self, models: Models, room: Room, port: int) -> list[str]:
         return [sys.executable, "-m", "textgen.launcher", "--model-id", str(models.folder), "--port", str(port),
                 "--dtype", "bfloat16", "--threads", str(room.threads), "--max-total-tokens", str(room.context),
+                "--max-batch-size", str(room.sequences),
                 *(["--quantize", "int8"] if models.w8a8 else [])]  # fmt: skip
 
     def phases(self, log: str) -> dict[str, float]:
@@ -194,7 +200,7 @@ class Vllm(Server):
     def command(self, models: Models, room: Room, port: int) -> list[str]:
         return [str(self._python), "-m", "vllm.entrypoints.openai.api_server", "--model",
                 str(models.w8a8 or models.folder), "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16",
-                "--max-model-len", str(room.context), "--max-num-seqs", str(max(room.streams, 8))]  # fmt: skip
+                "--max-model-len", str(room.context), "--max-num-seqs", str(room.sequences)]  # fmt: skip
 
     def environment(self, room: Room) -> dict[str, str]:
         return {

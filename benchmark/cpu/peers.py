@@ -104,7 +104,8 @@ def _llama_cpp(folder: Path) -> None:
 PEERS = (
     Peer("transformers", "transformers", ("bf16",), None),
     Peer("transformers compiled", "transformers", ("bf16",), None),
-    Peer("ctranslate2", "ctranslate2", ("bf16", "int8"), _pip("ctranslate2>=4.8,<5", "numpy")),
+    Peer("transformers continuous", "transformers", ("bf16",), None),
+    Peer("ctranslate2", "ctranslate2", ("bf16", "int8"), _pip("ctranslate2>=4.8,<5", "numpy", "torch")),
     Peer("llama.cpp", "llama-cpp-python", ("bf16", "int8", "int4"), _llama_cpp),
     Peer(
         "openvino", "openvino-genai", ("bf16", "int8", "int4"),

@@ -89,14 +89,46 @@ def transformers_compiled(task: Task) -> Run:
     return _torch_loop(task, compiled=True)
 
 
+def transformers_continuous(task: Task) -> Run:
+    """Its continuous batching, ``generate_batch``, which notes when each token came."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    model = _of_transformers(task)
+    # Else it would be sized for the first call, which warms up.
+    batching = ContinuousBatchingConfig(
+        max_batch_tokens=2048, max_requests_per_batch=task.streams, allow_block_sharing=False
+    )
+    batching.num_blocks = task.streams * -(-task.tokens // batching.page_size)
+
+    def run(prompts: Tokens, new_tokens: int) -> Times:
+        config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        made = model.generate_batch(
+            prompts, config, batching, record_timestamps=True, persistent_manager=True, warmup=False
+        ).values()
+        if [len(output.generated_tokens) for output in made] != [new_tokens] * len(prompts):
+            raise RuntimeError("a request had no answer, or a short one")
+        began = min(output.created_time for output in made)
+        return Times(*(max(output.timestamps[at] for output in made) - began for at in (0, -1)))
+
+    return run
+
+
+def _of_transformers(task: Task) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(task.threads)
+    model = AutoModelForCausalLM.from_pretrained(task.models["hf"], dtype=torch.bfloat16)
+    model.train(False)
+    return model
+
+
 def _torch_loop(task: Task, *, compiled: bool) -> Run:
     """The model's own forward pass in a loop, which is faster than `generate`."""
     import torch
-    from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+    from transformers import DynamicCache, StaticCache
 
-    torch.set_num_threads(task.threads)
-    model: Any = AutoModelForCausalLM.from_pretrained(task.models["hf"], dtype=torch.bfloat16)
-    model.train(False)
+    model = _of_transformers(task)
     forward = torch.compile(model) if compiled else model
 
     def run(prompts: Tokens, new_tokens: int) -> Times:
@@ -287,6 +319,7 @@ PROGRAMS: dict[str, Program] = {
     "openvino": openvino,
     "transformers": transformers,
     "transformers compiled": transformers_compiled,
+    "transformers continuous": transformers_continuous,
     "vllm": vllm,
 }
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmark.cpu.peers import PEERS, PeerMissing, prepare, version_of
+from benchmark.cpu.plot import beside, draw
 from benchmark.cpu.probe import Limits, Probe
 from benchmark.cpu.programs import Task, Times, Tokens
 from benchmark.cpu.shapes import SHAPES, folder_of, gguf_of, w8a8_of
@@ -291,17 +292,17 @@ def main() -> None:
         for shape in shapes:
             models = {"hf": folder_of(shape, folder), "gguf": gguf_of(shape, folder), "w8a8": w8a8_of(shape, folder)}
             for form in formats:
-                workers = []
-                for name, python in pythons.items():
-                    if form not in by_format[name]:
-                        continue
-                    task = Task({kind: str(path) for kind, path in models.items()}, form, given.threads,
-                                str(_cache(folder, name)), most, tokens)  # fmt: skip
-                    try:
-                        workers.append(Worker(name, python, task, Path(scratch) / f"{name} {shape} {form}.log"))
-                    except Stopped as error:
-                        results.missing[f"{name}, {shape} {form}"] = str(error)
+                workers: list[Worker] = []
                 try:
+                    for name, python in pythons.items():
+                        if form not in by_format[name]:
+                            continue
+                        task = Task({kind: str(path) for kind, path in models.items()}, form, given.threads,
+                                    str(_cache(folder, name)), most, tokens)  # fmt: skip
+                        try:
+                            workers.append(Worker(name, python, task, Path(scratch) / f"{name} {shape} {form}.log"))
+                        except Stopped as error:
+                            results.missing[f"{name}, {shape} {form}"] = str(error)
                     measure(results, shape, form, cases, workers, given.rounds, probe)
                     results.ready[shape, form] = {worker.name: (worker.ready, worker.memory()) for worker in workers}
                 finally:
@@ -319,7 +320,8 @@ def main() -> None:
     command = "make bench-cpu" + (f" ARGS='{arguments}'" if arguments else "")
     # Both shapes take hours: each may have a run, and a report, of its own.
     name = "cpu" if len(shapes) > 1 else f"cpu-{shapes[0]}"
-    Report(name, command, versions, found, notes=told).save()
+    report = Report(name, command, versions, found, notes=told)
+    draw(report, beside(report.save()))
 
 
 def _cache(folder: Path, name: str) -> Path:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,12 @@ from safetensors.torch import load_file
 
 from benchmark.cpu import shapes
 from benchmark.cpu.peers import PEERS, Peer, PeerMissing, prepare
+from benchmark.cpu.plot import PROGRAMS as DRAWN
+from benchmark.cpu.plot import beside, draw, speeds
 from benchmark.cpu.probe import Limits, Probe
-from benchmark.cpu.programs import PROGRAMS, Times
+from benchmark.cpu.programs import PROGRAMS, Task, Times
 from benchmark.cpu.run import BARS, CASES, Case, Results, Turn, notes, prompts, rows
+from benchmark.report import Report, Row
 
 STEADY, SLOWER = Limits(20.0, 30.0, 300.0), Limits(10.0, 15.0, 300.0)
 
@@ -54,6 +60,30 @@ def test_every_peer_is_a_program_and_every_bar_a_case() -> None:
     assert {case for _, case in BARS} <= set(CASES)
 
 
+COMPARED = [
+    Row("S, int8, one stream", "decode", "tokens/s", 300.0, "vllm", "1", 100.0, "ratio >= 1.6"),
+    Row("S, int8, one stream", "decode", "tokens/s", 300.0, "openvino", "1", 200.0),
+    Row("S, bf16, prompt of 512", "prompt", "tokens/s", 4000.0),
+    Row("S, int8", "memory at most", "MiB", 1000.0, "vllm", "1", 3000.0),
+]
+
+
+def test_a_picture_has_the_speeds_of_all_programs() -> None:
+    assert speeds(COMPARED) == {
+        "int8": {"one stream": {"textgen": 300.0, "vllm": 100.0, "openvino": 200.0}},
+        "bf16": {"prompt of 512": {"textgen": 4000.0}},
+    }
+    assert set(DRAWN) == set(PROGRAMS)
+
+
+def test_the_picture_is_an_image(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the bench extra")
+    path = beside(tmp_path / "cpu-S-some-cpu-2-cores.json")
+    draw(Report("cpu-S", "make bench-cpu", {}, COMPARED, "Some CPU, 2 cores", "2026-11-28"), path)
+    assert path.name == "cpu-S-some-cpu-2-cores-tokens.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_peer_that_cannot_be_installed_says_why(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         raise PeerMissing(f"nothing for {folder.name}")
@@ -63,20 +93,40 @@ def test_a_peer_that_cannot_be_installed_says_why(tmp_path: Path) -> None:
     assert not (tmp_path / "other-one" / "done").exists()
 
 
-def test_models_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-            "intermediate_size": 96, "vocab_size": 2100}  # fmt: skip
-    monkeypatch.setattr(shapes, "SHAPES", {"T": tiny})
-    plain = load_file(shapes.folder_of("T", tmp_path) / "model.safetensors")
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A shape's name."""
+    shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+             "intermediate_size": 96, "vocab_size": 2100}  # fmt: skip
+    monkeypatch.setattr(shapes, "SHAPES", {"T": shape})
+    return "T"
+
+
+def test_a_program_answers_each_run_with_its_times(tmp_path: Path, tiny: str) -> None:
+    """That of Transformers' continuous batching, which must not be sized by the first call, of one short prompt."""
+    task = Task({"hf": str(shapes.folder_of(tiny, tmp_path))}, "bf16", 1, str(tmp_path), 3, 600)
+    runs = [{"prompts": [[5] * 300] * 3, "new_tokens": 4}, {"prompts": [[6]], "new_tokens": 1}]
+    command = [sys.executable, "-m", "benchmark.cpu.programs", "transformers continuous", json.dumps(asdict(task))]
+    done = subprocess.run(
+        command, input="".join(json.dumps(run) + "\n" for run in runs), capture_output=True, text=True, timeout=100
+    )
+    ready, many, one = map(json.loads, done.stdout.splitlines())
+    assert ready["ready"] > 0
+    assert 0 < many["first"] < many["last"]
+    assert 0 < one["first"] == one["last"]
+
+
+def test_models_in_every_form(tmp_path: Path, tiny: str) -> None:
+    plain = load_file(shapes.folder_of(tiny, tmp_path) / "model.safetensors")
     assert "lm_head.weight" not in plain
-    folder = shapes.w8a8_of("T", tmp_path)
+    folder = shapes.w8a8_of(tiny, tmp_path)
     packed = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.weight"
     assert packed[name].dtype == torch.int8
     apart = (packed[name].float() * packed[f"{name}_scale"].float() - plain[name].float()).abs()
     assert (apart <= packed[f"{name}_scale"].float()).all()
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["format"] == "int-quantized"
-    assert shapes.gguf_of("T", tmp_path).read_bytes()[:4] == b"GGUF"
+    assert shapes.gguf_of(tiny, tmp_path).read_bytes()[:4] == b"GGUF"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="the probe is compiled")
