@@ -220,7 +220,7 @@ struct Ahead {
   // of so many such parts.
   TG_INLINE Ahead(const Linear &job, int64_t row, int64_t rows, int64_t steps, int64_t part = 0, int64_t parts = 1) {
     const int64_t bytes = job.next_bytes == 0 ? job.weight->panel_bytes : job.next_bytes, all = job.rows * parts;
-    const bool only = rows == all;
+    const bool only = rows == all && job.next_bytes == 0;
     at = only ? kFar : (job.next_bytes == 0 ? bytes : job.next) + bytes * (part * job.rows + row) / all;
     apart = only ? bytes / steps : ceil_div(bytes * rows, steps * all);
   }

@@ -14,6 +14,12 @@ TG_INLINE const uint8_t *values_of(const tg_weight *weight, int64_t panel) {
   return weight->values + (panel + 1) * weight->panel_bytes - weight->value_bytes;
 }
 
+// Where numbers of TG_WEIGHT_BF16 have that of a place, input * kPanel + output.
+TG_INLINE char *place_in(char *numbers, int64_t place) {
+  const int64_t input = place / kPanel, output = place % kPanel;
+  return numbers + input / 2 * 64 + output * 4 + input % 2 * 2;
+}
+
 // What the codes of a panel stand for.
 class Codes {
  public:
@@ -96,10 +102,7 @@ class CompactTiles {
     }
     record_ += kRecords * kCompactRecord;
     const int64_t end = place_ + kInputs * kPanel;
-    for (; spill_ < last_ && spill_->place < end; spill_++) {
-      const int64_t input = (static_cast<int64_t>(spill_->place) - place_) / kPanel, lane = spill_->place % kPanel;
-      memcpy(to + input / 2 * 64 + lane * 4 + input % 2 * 2, &spill_->number, 2);
-    }
+    for (; spill_ < last_ && spill_->place < end; spill_++) memcpy(place_in(to, spill_->place - place_), &spill_->number, 2);
     place_ = end;
   }
 
@@ -153,10 +156,15 @@ void add_spills(const Compact *head, const char *x, int64_t x_stride, float *sum
   }
 }
 
+// The numbers of a panel that have no code, among those of TG_WEIGHT_BF16.
+TG_INLINE void put_spills(const Compact *head, char *numbers) {
+  for (uint32_t i = 0; i < head->count; i++) memcpy(place_in(numbers, head->spills[i].place), &head->spills[i].number, 2);
+}
+
 // The sums of kRows rows from `row` on and of the panels panel, panel + apart, ...: stream by stream within a record, whose units
-// are brought into form once for all rows.
-template <typename Dot, int kRows, int kStreams>
-void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart) {
+// are brought into form once for all rows. kKeep: and become panels of TG_WEIGHT_BF16 at `kept`, one behind the other.
+template <typename Dot, int kRows, int kStreams, bool kKeep = false>
+void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart, [[maybe_unused]] char *kept = nullptr) {
   const tg_weight *weight = job.weight;
   const int64_t records = weight->padded / kCompactInputs, stride = job.x.row_bytes;
   const char *x = job.x.values + row * stride;
@@ -198,6 +206,10 @@ void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart)
           for (int s = 0; s < kTogether; s++) {
             for (int part = 0; part < kParts; part++) {
               unit[k][s][part] = codes[first + s].unit(from[first + s] + i * kCompactRecord, u + k, part);
+              if constexpr (kKeep) {
+                char *to = kept + ((first + s) * records + i) * (kCompactUnits * 64) + (u + k) * 64 + part * kLanes * 4;
+                memcpy(to, &unit[k][s][part], sizeof(UVec));
+              }
             }
           }
         }
@@ -225,6 +237,7 @@ void compact_block(const Linear &job, int64_t row, int64_t panel, int64_t apart)
     Vec sums[kRows][kParts];
     for (int r = 0; r < kRows; r++) Dot::finish(acc[r][s], sums[r]);
     if (head_of(weight, at)->count > 0) add_spills<Dot, kRows>(head_of(weight, at), x, stride, reinterpret_cast<float *>(sums));
+    if constexpr (kKeep) put_spills(head_of(weight, at), kept + s * records * (kCompactUnits * 64));
     emit<kRows>(job, row, at, 0, kParts, [&](int r, Vec *to) {
       for (int part = 0; part < kParts; part++) to[part] = sums[r][part];
     });

@@ -71,8 +71,8 @@ void block(const Linear &job, int64_t row, int64_t panel, int64_t apart, int par
 // come from farther away.
 constexpr int64_t kNearBytes = 512 << 10, kNearRows = 32;
 
-// A compact panel is unpacked for so many rows, multiplied as float32 or as pairs, if it has no more bytes then.
-constexpr int64_t kUnpackedRows = 32, kUnpackedRowsOfPairs = 128, kUnpackedBytes = 64 << 10;
+// A compact panel is unpacked once for so many rows, multiplied as float32 or as pairs, if it has no more bytes then.
+constexpr int64_t kUnpackedRows = 32, kUnpackedRowsOfPairs = 24, kUnpackedBytes = 64 << 10;
 
 // All rows times kStreams panels.
 template <typename Dot, int kStreams>
@@ -120,24 +120,37 @@ void multiply_by(const Linear &job) {
   streams_by<Dot, 1>(job, begin);
 }
 
-// Panels of a compact weight, kStreams at a time, unpacked for all rows, as if it were one of TG_WEIGHT_BF16.
-template <typename Dot, int kStreams>
-void multiply_unpacked(const Linear &job) {
-  alignas(64) char unpacked[kStreams * kUnpackedBytes];
-  tg_weight plain = *job.weight;
+// kStreams panels of a compact weight, unpacked once for all rows, for which they are as of TG_WEIGHT_BF16: by the first block of rows on
+// its way, where there are registers for both.
+template <typename Packed, typename Dot, int kStreams>
+TG_INLINE void unpacked_panels(const Linear &job, int64_t panel, char *unpacked) {
+  const tg_weight *weight = job.weight;
+  tg_weight plain = *weight;
   plain.format = TG_WEIGHT_BF16;
   plain.panel_bytes = plain.padded * kPanel * 2;
-  Linear part = job;
-  part.weight = &plain;
-  part.next_bytes = job.weight->panel_bytes;
-  int64_t count;
-  for (int64_t panel = job.panels.begin; panel < job.panels.end; panel += count) {
-    count = least(job.panels.end - panel, kStreams);
-    for (int64_t i = 0; i < count; i++) unpack_compact(job.weight, panel + i, 0, plain.padded, unpacked + i * plain.panel_bytes);
-    plain.values = reinterpret_cast<uint8_t *>(unpacked) - panel * plain.panel_bytes;
-    part.next = job.weight->values + (panel + count) * job.weight->panel_bytes - reinterpret_cast<uint8_t *>(unpacked);
-    count == kStreams ? panels_at<Dot, kStreams>(part, panel, 1) : panels_at<Dot, 1>(part, panel, 1);
+  plain.values = reinterpret_cast<uint8_t *>(unpacked) - panel * plain.panel_bytes;
+  int64_t done = 0;  // rows
+  if constexpr (kLanes == 16) {
+    constexpr int kFirst = most_rows<Packed, kStreams>();
+    compact_block<Packed, kFirst, kStreams, true>(part_of(job, 0, kFirst), 0, panel, 1, unpacked);
+    done = kFirst;
+  } else {
+    for (int s = 0; s < kStreams; s++) unpack_compact(weight, panel + s, 0, plain.padded, unpacked + s * plain.panel_bytes);
   }
+  Linear others = part_of(job, done, job.rows - done);
+  others.weight = &plain;
+  // For each panel as much is asked for as is unpacked, which is more: nothing is left out, though the next ones lie closer.
+  others.next = weight->values + (panel + kStreams) * weight->panel_bytes - reinterpret_cast<uint8_t *>(unpacked);
+  others.next_bytes = plain.panel_bytes;
+  panels_at<Dot, kStreams>(others, panel, 1);
+}
+
+template <typename Packed, typename Dot, int kStreams>
+void multiply_unpacked(const Linear &job) {
+  alignas(64) char unpacked[kStreams * kUnpackedBytes];
+  int64_t panel = job.panels.begin;
+  for (; panel + kStreams <= job.panels.end; panel += kStreams) unpacked_panels<Packed, Dot, kStreams>(job, panel, unpacked);
+  for (; panel < job.panels.end; panel++) unpacked_panels<Packed, Dot, 1>(job, panel, unpacked);
 }
 
 template <typename T>
@@ -173,9 +186,9 @@ void multiply_near(const Linear &job) {
   if (is_small(weight->format)) return multiply_small(job);
   if (weight->format == TG_WEIGHT_BF16_COMPACT && weight->padded * kPanel * 2 <= kUnpackedBytes) {
 #if defined(__AVX512BF16__)
-    if (!as_floats() && job.rows >= kUnpackedRowsOfPairs) return multiply_unpacked<Bf16Pairs, 2>(job);
+    if (!as_floats() && job.rows >= kUnpackedRowsOfPairs) return multiply_unpacked<CompactPairs, Bf16Pairs, 2>(job);
 #endif
-    if (as_floats() && job.rows >= kUnpackedRows) return multiply_unpacked<Bf16s, 1>(job);
+    if (as_floats() && job.rows >= kUnpackedRows) return multiply_unpacked<CompactFloats, Bf16s, kLanes == 16 ? 2 : 1>(job);
   }
   by_dot(weight->format, job.rows, [&](auto dot) { multiply_by<typename decltype(dot)::type>(job); });
 }
