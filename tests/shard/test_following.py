@@ -176,10 +176,13 @@ def test_latent_attention_is_followed(
     assert gpu.captured == 2 and gpu.replayed >= 4 and "attention_latent" in gpu.kernels.launches
     gpu.refuses = "not today"
     assert answers(ours) == answers(play(on_gpu(make_runner, **settings), script))
-    (one, *_), (other, *_) = ours, play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, plan="off", **settings), script)
-    assert isinstance(one, Done) and isinstance(other, Done)
-    ones, others = (np.frombuffer(frame.logprobs, "<f4") for frame in (one, other))
-    np.testing.assert_allclose(ones, others, atol=0.3 if stored == "fp8" else 0.1)  # as above
+    # Random models differ in how much what is stored moves their answers: as far apart may the two ways be in bfloat16.
+    first = [ours[0]]
+    for dtype in ("bfloat16", "float32"):
+        reference = settings | {"dtype": dtype, "plan": "off"}
+        first.append(play(make_runner(num_blocks=4 * BLOCKS, max_slots=6, **reference), script)[0])
+    ones, others, exact = (np.frombuffer(frame.logprobs, "<f4") for frame in first if isinstance(frame, Done))
+    assert (np.abs(ones - others) <= 0.1 + np.abs(others - exact)).all(), (stored, ones, others, exact)
 
 
 def launched(runner: Runner, number: int, *segments: Segment, **rest: Any) -> list[Done | Failed]:
