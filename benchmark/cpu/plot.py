@@ -29,10 +29,10 @@ def speeds(rows: Iterable[Row]) -> dict[str, dict[str, dict[str, float]]]:
 
 def draw(report: Report, path: Path) -> None:
     """A panel for each format, a line for each case and a dot for each program; equal distances are equal ratios."""
-    from matplotlib import colormaps
+    from matplotlib.colors import TABLEAU_COLORS
     from matplotlib.figure import Figure
 
-    colours = dict(zip(PROGRAMS, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
+    colours = dict(zip(PROGRAMS, TABLEAU_COLORS.values(), strict=False))
     found = speeds(report.rows)
     cases = list(dict.fromkeys(case for each in found.values() for case in each))[::-1]
     figure = Figure(figsize=(11, 1.5 + 0.35 * len(cases)), layout="constrained")

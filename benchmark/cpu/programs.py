@@ -172,7 +172,7 @@ def ctranslate2(task: Task) -> Run:
 
 
 def _to_ctranslate2(source: Path, folder: Path, kind: str) -> None:
-    """By its own form of a model: its converter for Transformers would ask for torch."""
+    """By its own form of a model: its converter would ask for Transformers."""
     import ctranslate2 as library
     import numpy as np
 

@@ -103,7 +103,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_program_answers_each_run_with_its_times(tmp_path: Path, tiny: str) -> None:
-    """That of Transformers' continuous batching, which must not be sized by the first call, of one short prompt."""
+    """That of Transformers' continuous batching, with more and longer prompts than its first call had."""
     task = Task({"hf": str(shapes.folder_of(tiny, tmp_path))}, "bf16", 1, str(tmp_path), 3, 600)
     runs = [{"prompts": [[5] * 300] * 3, "new_tokens": 4}, {"prompts": [[6]], "new_tokens": 1}]
     command = [sys.executable, "-m", "benchmark.cpu.programs", "transformers continuous", json.dumps(asdict(task))]

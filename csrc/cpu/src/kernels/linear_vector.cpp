@@ -132,6 +132,7 @@ TG_INLINE void unpacked_panels(const Linear &job, int64_t panel, char *unpacked)
   int64_t done = 0;  // rows
   if constexpr (kLanes == 16) {
     constexpr int kFirst = most_rows<Packed, kStreams>();
+    static_assert(kFirst < kUnpackedRows && kFirst < kUnpackedRowsOfPairs);
     compact_block<Packed, kFirst, kStreams, true>(part_of(job, 0, kFirst), 0, panel, 1, unpacked);
     done = kFirst;
   } else {
