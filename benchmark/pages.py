@@ -88,6 +88,7 @@ TABLES: dict[str, tuple[str, Sequence[Column]]] = {
             Column("memory", "", "memory", "vllm"),
             Column("a prompt, llama-server", "a prompt of 128", "last first token", "llama-server"),
             Column("8 prompts", "8 prompts of 128", "last first token", "llama-server"),
+            Column("memory", "", "memory", "llama-server"),
         ],
     ),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import mmap
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,27 @@ from textgen._router import Room, reserve_weights
 from textgen.ops.pages import LARGE, empty
 
 HUGE = 2 << 20
+LETS_GO = """
+from pathlib import Path
+
+import torch
+
+from textgen.ops.pages import let_go_of_libraries
+
+
+def resident(kind):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(kind))
+
+
+files, own = resident("RssFile"), resident("RssAnon")
+let_go_of_libraries()
+print(resident("RssFile") / files, resident("RssAnon") / own)
+
+rows = torch.arange(12.0).reshape(3, 4)
+assert torch.equal(rows @ rows.T, torch.tensor([[14.0, 38, 62], [38, 126, 214], [62, 214, 366]]))
+assert torch.linalg.eigvalsh(torch.diag(rows[0])).tolist() == [0, 1, 2, 3]
+"""
 
 
 def flags(address: int) -> list[str]:
@@ -78,3 +101,12 @@ def test_more_than_the_machine_has_is_refused_at_once() -> None:
             empty([size], torch.uint8)
     else:
         pytest.skip("this system promises any memory")
+
+
+def test_what_was_only_read_of_libraries_is_let_go_and_torch_works_on() -> None:
+    """In a process of its own: how much of a file is resident depends on all that ran before."""
+    done = subprocess.run([sys.executable, "-c", LETS_GO], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    files, own = map(float, done.stdout.split())
+    assert files < 0.5, "most pages of files went"
+    assert own > 0.95, "pages of the process's own stayed"

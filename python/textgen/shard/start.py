@@ -20,6 +20,7 @@ from textgen.models.load import load_model
 from textgen.models.spec import DecoderSpec
 from textgen.ops import select_ops
 from textgen.ops.cpu.model import PlannedModel, PlanSizes, load_planned
+from textgen.ops.pages import let_go_of_libraries
 from textgen.parallel import Parallel
 from textgen.quantization.blocks import BlockFormat
 from textgen.quantization.cache import CachedFormat, WeightsCache, cache_name
@@ -80,6 +81,9 @@ def run(settings: ShardSettings, link: socket.socket, memory_fd: int, ops_path: 
     """Serve until told to stop. Raises `ShardError` and `ModelError`."""
     phases = Phases()
     phases.add("import", import_seconds)
+    if settings.device == "cpu":
+        with phases.timed("import"):
+            let_go_of_libraries()
     use_threads(settings.threads, settings.cpus)
     with phases.timed("place"), _memory_refusals(settings):
         runner = build_runner(settings, memory_fd, phases)
