@@ -14,9 +14,6 @@ namespace {
 constexpr int kTogether = 4;  // rows that are multiplied together: their sums, and queries of 64 numbers, are in registers
 // How often memory is asked while sixteen keys are multiplied, before weights are found, and while values of two keys are.
 constexpr int64_t kOfKeys = 4, kOfWeights = 8, kOfValues = 2;
-// Bytes of keys or values that are asked for before they are multiplied. On a Zen 5: with 4 KiB it takes 1.1 times as long as
-// with a whole unit, with 8 to 20 KiB 0.85 to 0.95 of that, and 16 are best for one kind of cache as for the other.
-constexpr int64_t kLead = 16 * 1024;
 
 // [rows][dims / 16][2][16]: sixteen numbers of a query, and the same once more.
 void double_queries(const Attention &form, const Task &task, const Run &run, Bf16 *to) {
@@ -172,7 +169,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     return Calls{task.heads * blocks * ceil_div(count, 16) * kOfKeys,
                  task.heads * (blocks * (count / 2) * kOfValues + kOfWeights)};
   };
-  each_unit(form, task, first, last, asked, then, kLead, calls,
+  each_unit(form, task, first, last, asked, then, calls,
             [&](const CacheUnit &unit, int64_t key, CacheAhead &with_keys, CacheAhead &with_values) {
     const Groups groups(unit);
     // All heads of sixteen tokens, then of the next: as they lie.

@@ -4,9 +4,6 @@
 namespace tg::TG_ISA {
 namespace {
 
-// Bytes of the cache that are asked for before they are read. With a whole unit of them attention takes 1.1 times as long: so
-// many are under way then that what is read waits too.
-constexpr int64_t kLead = 6 * 1024;
 constexpr int kQueries = 4;  // that are multiplied together at most: numbers of a key are made floats once for all
 
 // Keys that are multiplied together with so many queries, a part of kLanes, so that the sums stay in registers.
@@ -204,7 +201,7 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
   const auto calls = [&](int64_t count) {
     return Calls{blocks * ceil_div(count, kLanes), blocks * ceil_div(count, kBeside) * ceil_div(form.value_lanes, kWidest * kChunk)};
   };
-  each_unit(form, task, first, last, asked, then, kLead, calls,
+  each_unit(form, task, first, last, asked, then, calls,
             [&](CacheUnit &unit, int64_t key, CacheAhead &with_keys, CacheAhead &with_values) {
     int64_t *rows = unit.rows;
     const int64_t count = unit.count, padded = round_up(count, kLanes);
