@@ -26,6 +26,8 @@ RESULTS = ROOT / "benchmark" / "results"
 # AMD's with AVX-512, by their family.
 GENERATIONS = {"25": "Zen 4", "26": "Zen 5"}
 
+MOST = 10.0  # times as good as a bar asks: what a plot shows at most
+
 _BAR = re.compile(r"(ours|ratio) (<=|<|>=|>|==) (\d+(?:\.\d+)?)")
 _HOLDS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt, "==": operator.eq}
 
@@ -167,34 +169,42 @@ def table(report: Report) -> str:
 
 
 def plot(report: Report, path: Path) -> None:
-    """How much of each bar is used: 1 is the bar, to the left of it the bar holds."""
+    """How far each value is past its bar: to the right of 1 the bar holds, and more is better."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ReportError("plots need matplotlib; install the `bench` extra: pip install -e '.[bench]'") from None
     barred = [(row, parts) for row in report.rows if (parts := row.bar_parts())][::-1]
     names = [f"{row.case}: {row.metric}" + (f" / {row.peer}" if row.peer else "") for row, _ in barred]
-    shares = [_share(*parts) for _, parts in barred]
+    past = [past_bar(*parts) for _, parts in barred]
     figure = Figure(figsize=(11, 1.2 + 0.32 * len(barred)), layout="constrained")
     axes = figure.add_subplot()
     # By place: two rows may have the same name.
     places = range(len(barred))
-    axes.barh(places, shares, color=["#4c78a8" if row.holds else "#e45756" for row, _ in barred])
+    colours = ["#4c78a8" if row.holds else "#e45756" for row, _ in barred]
+    axes.barh(places, [times - 1 for times in past], left=1, color=colours)
     axes.set_yticks(places, names)
-    for place, (share, (row, (value, sign, limit))) in enumerate(zip(shares, barred, strict=True)):
+    for place, (times, (row, (value, sign, limit))) in enumerate(zip(past, barred, strict=True)):
         unit = f" {row.unit}" if row.unit and row.bar and row.bar.startswith("ours") else ""
-        axes.text(share, place, f" {number(value)}{unit} ({sign} {number(limit)})", va="center", fontsize=8)
+        told = f" {number(value)}{unit}, asked {sign} {number(limit)} "
+        axes.text(times, place, told, va="center", ha="right" if times < 1 else "left", fontsize=8)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlim(0, max([1.6, *(share * 1.35 for share in shares)]))
-    axes.set_xlabel("part of the bar that is used (1 = the bar)")
+    axes.set_xscale("log")
+    axes.set_xlim(min([0.4, *(times / 3 for times in past)]), max([2.5, *(times * 3 for times in past)]))
+    ticks = [tick for tick in (0.1, 0.25, 0.5, 1, 2, 4, MOST) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
+    axes.set_xticks(ticks, [f"{tick:g} x" for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(f"times as good as its bar asks (1 = the bar; no more than {MOST:g} is drawn)")
     axes.set_title(f"{report.name}: {report.device}, {report.date}", fontsize=10)
     axes.tick_params(labelsize=8)
     figure.savefig(path, dpi=110)
 
 
-def _share(value: float, sign: str, limit: float) -> float:
-    """The part of a bar that is used; where more is better it is turned over: less is always better."""
-    over, under = (limit, value) if ">" in sign else (value, limit)
+def past_bar(value: float, sign: str, limit: float) -> float:
+    """How many times as good a value is as its bar asks, 1 / MOST to MOST: more is better, whatever the bar's sign."""
+    over, under = (value, limit) if ">" in sign else (limit, value)
     if under == 0:
-        return 1.0 if over == 0 else 10.0
-    return over / under
+        return 1.0 if over == 0 else MOST
+    return min(max(over / under, 1 / MOST), MOST)

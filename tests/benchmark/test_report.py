@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 from benchmark.pages import DOCS, TABLES, fill, page
-from benchmark.report import RESULTS, Report, ReportError, Row, load, number, plot, processor_name, table
+from benchmark.report import (
+    MOST,
+    RESULTS,
+    Report,
+    ReportError,
+    Row,
+    load,
+    number,
+    past_bar,
+    plot,
+    processor_name,
+    table,
+)
 
 
 def report(*rows: Row) -> Report:
@@ -50,6 +62,18 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     assert path.name == "echo-some-cpu-2-cores.json"
     assert plotted == [path.with_suffix(".png")]
     assert load(path) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "sign", "limit", "times"),
+    [
+        (1.5, "<=", 3.0, 2.0), (3.0, ">=", 1.5, 2.0), (4.0, "<", 1.0, 0.25), (0.5, ">", 1.0, 0.5),
+        (0.0, "==", 0.0, 1.0), (2.0, "==", 0.0, 1 / MOST), (0.0, "<=", 1.0, MOST),
+        (1.0, ">=", 1000.0, 1 / MOST), (1000.0, ">=", 1.0, MOST),
+    ],
+)  # fmt: skip
+def test_more_is_better_whatever_the_sign_of_a_bar(value: float, sign: str, limit: float, times: float) -> None:
+    assert past_bar(value, sign, limit) == pytest.approx(times)
 
 
 def test_the_plot_is_an_image(tmp_path: Path) -> None:
