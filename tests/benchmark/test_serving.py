@@ -88,7 +88,8 @@ def test_medians_beside_each_peer() -> None:
     def turn(first: float) -> Turn:
         return Turn(2.0, [Answered(first, (0.1, 0.2)), Answered(2 * first, (0.3,))])
 
-    results = Results(servers={"S, bf16": {"textgen": (1.0, 100.0), "vllm": (50.0, 400.0)}})
+    servers = {"textgen": (1.0, 100.0), "vllm": (50.0, 400.0), "llama-server": (0.5, 95.0)}
+    results = Results(servers={"S, bf16": servers})
     results.turns["S, bf16", "32 chats"] = {
         "textgen": [turn(0.1), turn(0.2), turn(0.9)], "vllm": [turn(0.4)], "llama-server": [turn(0.8)],
     }  # fmt: skip
@@ -98,6 +99,9 @@ def test_medians_beside_each_peer() -> None:
     assert first.holds
     assert found["S, bf16, 32 chats", "requests", "llama-server"].bar is None
     assert found["S, bf16", "ready", "vllm"].ratio == 0.02
+    assert found["S, bf16", "ready", "llama-server"].bar is None
+    memory = "memory at most, mapped files included"
+    assert [found["S, bf16", memory, peer].bar for peer in ("vllm", "llama-server")] == ["ratio <= 1", "ratio <= 1.1"]
     assert set(CASES) == {"32 chats", "64 chats", "a prompt of 128", "8 prompts of 128"}
 
 

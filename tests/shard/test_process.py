@@ -7,6 +7,8 @@ import mmap
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,15 @@ def test_the_memory_is_sized_and_sealed(shard: RunningShard) -> None:
     assert fcntl.fcntl(shard.memory_fd, fcntl.F_GET_SEALS) & (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     with pytest.raises(OSError):
         os.ftruncate(shard.memory_fd, size + 1)
+
+
+def test_what_linking_read_has_left_its_memory(shard: RunningShard) -> None:
+    """Pages of files beside those of a process that has imported torch and nothing else."""
+    program = "import torch; print(open('/proc/self/status').read())"
+    alone = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    here = Path(f"/proc/{shard.process.pid}/status").read_text()
+    pages, others = (int(told.partition("RssFile:")[2].split()[0]) for told in (here, alone.stdout))
+    assert pages < 0.7 * others
 
 
 def test_two_steps_in_flight_continue_from_the_device(shard: RunningShard, reference: PreTrainedModel) -> None:

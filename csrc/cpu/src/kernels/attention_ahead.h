@@ -96,8 +96,8 @@ TG_INLINE void find_next(const Attention &form, const Task &task, int64_t unit, 
   }
 }
 
-// Bytes of keys or values that are asked for before they are read, where that is row by row. With 4 KiB attention takes 1.4 times as
-// long on a Zen 4; from 8 to 32 KiB on and with a whole unit there and on a Zen 5 some per cent more at most.
+// Bytes of keys or values that are asked for before they are read, where that is row by row. On a Zen 4 attention takes 1.4 times as
+// long with 4 KiB, and as long with 8 to 32; on a Zen 5 1.1 times with a whole unit.
 constexpr int64_t kLead = 16 * 1024;
 
 // Calls f(rows, position of the first key, with_keys, with_values) for units first to last of a task, where keys and values are read
