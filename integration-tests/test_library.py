@@ -70,7 +70,9 @@ def test_many_prompts_come_back_in_order_as_transformers_continues_them(
     for output in outputs:
         assert (met := output.metrics) is not None
         moments = (met.arrival_time, met.first_scheduled_time, met.first_token_time, met.last_token_time)
-        assert before <= moments[0] <= moments[1] < moments[2] < moments[3]
+        # Two results that are read at once have one moment.
+        assert before <= moments[0] <= moments[1] <= moments[2] <= moments[3]
+        assert moments[0] < moments[3]
         assert output.prompt is not None
         assert output.prompt_token_ids == built_in_reference.encode(output.prompt)
         expected = built_in_reference.greedy(output.prompt_token_ids, NEW_TOKENS)

@@ -246,7 +246,7 @@ class Settings:
 
     max_batch_prefill_tokens: int | None = setting(
         integer(1), None, "Tokens one step may run: prompt chunks and the next tokens of running answers together.",
-        group=BATCHING, default="256 per thread on a CPU, but 512 to 2048; 4096 on a GPU",
+        group=BATCHING, default="128 per thread on a CPU, but 256 to 2048; 4096 on a GPU",
     )  # fmt: skip
     max_batch_total_tokens: int | None = setting(
         integer(1), None, "Most tokens of context over all running sequences; bounds the KV cache.",
