@@ -352,7 +352,7 @@ def _steps(metrics: Metrics) -> float:
     return metrics.value("tgi_batch_inference_count")
 
 
-# --- a target for the time between tokens
+# --- prompts beside running streams
 
 
 def test_prompts_are_cut_for_running_streams(start: Start, tiny_folder: Path, tiny_reference: Reference) -> None:
@@ -369,6 +369,25 @@ def test_prompts_are_cut_for_running_streams(start: Start, tiny_folder: Path, ti
         before = _prompt_steps(launcher.metrics())
         answer = client.case(long)
         assert _prompt_steps(launcher.metrics()) - before >= 3
+    must_match(answer.tokens, long.expected, str(long))
+    client.close()
+
+
+@pytest.mark.parametrize(("share", "steps"), [(None, 2), (0, 1)])
+def test_prompts_have_half_a_step_beside_a_stream(
+    start: Start, tiny_folder: Path, tiny_reference: Reference, share: int | None, steps: int
+) -> None:
+    launcher = start(
+        model=tiny_folder, max_prefill_per_stream=share, max_batch_prefill_tokens=1024, **UNHURRIED
+    ).wait_ready()
+    client = Api(launcher.url)
+    long = random_case(tiny_reference, random.Random(4), 900, 8)
+    with client.events("/generate_stream", native("Go on", max_new_tokens=LONG, ignore_eos=True)) as events:
+        for _ in range(5):
+            next(events)
+        before = _prompt_steps(launcher.metrics())
+        answer = client.case(long)
+        assert _prompt_steps(launcher.metrics()) - before == steps
     must_match(answer.tokens, long.expected, str(long))
     client.close()
 

@@ -269,6 +269,7 @@ fn engine_config(settings: &Settings) -> EngineConfig {
         max_running_tokens: settings.max_batch_total_tokens,
         max_sequences: settings.max_batch_size,
         target_itl: settings.target_itl_ms.map(|target| Duration::from_millis(u64::from(target))),
+        max_prefill_per_stream: settings.max_prefill_per_stream.filter(|&each| each > 0),
         prefix_caching: settings.prefix_caching,
         ageing: Duration::try_from_secs_f64(settings.priority_ageing).ok().filter(|every| !every.is_zero()),
         max_passes: settings.max_passes,

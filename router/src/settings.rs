@@ -71,6 +71,8 @@ pub struct Settings {
     pub max_batch_size: Option<u32>,
     /// Milliseconds between tokens that running streams should keep to; prompts are cut for it.
     pub target_itl_ms: Option<u32>,
+    /// Tokens of prompts in a step for each stream in it, where there is no such target; 0 or `None`: no limit.
+    pub max_prefill_per_stream: Option<u32>,
     /// Whether what was computed is kept for prompts that begin alike.
     pub prefix_caching: bool,
     /// Most prompts in one `/v1/completions` call.

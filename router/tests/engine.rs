@@ -79,6 +79,7 @@ impl House {
             max_step_tokens: 32,
             max_running_tokens: None,
             max_sequences: None,
+            max_prefill_per_stream: None,
             prefix_caching: true,
             target_itl: None,
             ageing: Some(Duration::from_secs(5)),

@@ -46,7 +46,7 @@ def plan(model: Model, hardware: Hardware | None = None, **settings: Any) -> Pla
 def test_defaults(model: Model) -> None:
     made = plan(model)
     assert (made.max_total_tokens, made.max_input_tokens) == (512, 511)
-    assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (512, 128, "bfloat16", 4)
+    assert (made.max_batch_tokens, made.max_slots, made.dtype, made.threads) == (1024, 128, "bfloat16", 4)
     assert made.block_size == 64
     assert made.memory.num_blocks == 128 * 512 // 64
 
@@ -54,7 +54,7 @@ def test_defaults(model: Model) -> None:
 @pytest.mark.parametrize(
     ("given", "tokens"),
     [
-        ({"threads": 1}, 256), ({"threads": 4}, 512), ({"threads": 64}, 2048), ({"max_batch_total_tokens": 400}, 400),
+        ({"threads": 1}, 512), ({"threads": 4}, 1024), ({"threads": 64}, 2048), ({"max_batch_total_tokens": 600}, 600),
         ({"threads": 2, "max_batch_size": 700}, 700), ({"threads": 2, "max_batch_prefill_tokens": 300}, 300),
     ],
 )  # fmt: skip
@@ -211,7 +211,7 @@ def test_blocks_of_gguf_files_count_as_they_are_kept(
 
 
 def test_max_batch_total_tokens_bounds_the_cache(model: Model) -> None:
-    made = plan(model, threads=16, max_batch_total_tokens=1024)
+    made = plan(model, max_batch_total_tokens=1024)
     assert made.memory.num_blocks == 16
     assert made.max_batch_tokens == 1024
 
@@ -354,8 +354,15 @@ def test_the_shard_takes_its_settings(model: Model) -> None:
     settings = parse_settings(made.shard_settings())
     assert settings.model_dir == str(model.folder)
     assert (settings.num_blocks, settings.block_size) == (made.memory.num_blocks, 32)
-    assert (settings.max_context, settings.max_slots, settings.max_batch_tokens) == (512, 128, 384)
+    assert (settings.max_context, settings.max_slots, settings.max_batch_tokens) == (512, 128, 768)
     assert (settings.threads, settings.log_json, settings.max_top_n) == (3, True, 64)
+
+
+def test_prompts_have_a_share_of_a_processors_steps(model: Model) -> None:
+    assert plan(model).stream_tokens == 8
+    assert plan(model, max_prefill_per_stream=3).stream_tokens == 3
+    assert plan(model, max_prefill_per_stream=0).stream_tokens == 0
+    assert plan(model, gpu(), device="cuda").stream_tokens == 0
 
 
 def test_the_router_is_told_every_setting_of_its_struct(model: Model) -> None:

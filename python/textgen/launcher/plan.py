@@ -29,8 +29,11 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOST_ENCODED = 2048  # the same of a model with an encoder, which reads its whole input in one step
 MOST_TOKENS = 8192  # --max-total-tokens when nobody says: memory for longer contexts is given on request only
 GPU_STEP_TOKENS = 4096
-THREAD_TOKENS = 128  # of a CPU's step: streams wait for it, and a prompt takes no longer in parts of so many
-CPU_STEP_TOKENS = (256, 2048)  # at least and at most, whatever the threads
+THREAD_TOKENS = 256  # of a CPU's step: who comes waits for the one that runs, so it must not take long
+CPU_STEP_TOKENS = (512, 2048)  # at least and at most, whatever the threads
+CPU_STREAM_TOKENS = (
+    8  # of prompts, for each stream of a CPU's step: on a GPU a prompt's token takes far less time than a stream's
+)
 MOST_SLOTS = 256
 PROCESSES = 640 * 2**20  # three processes' code and heaps, torch's share by far the largest
 GPU_PROCESS = 512 * 2**20  # CUDA's context, cuBLAS, loaded kernels
@@ -99,9 +102,16 @@ class Plan:
                 "max_total_tokens": self.max_total_tokens,
                 "max_batch_prefill_tokens": self.max_batch_tokens,
                 "max_batch_size": self.max_slots,
+                "max_prefill_per_stream": self.stream_tokens,
                 "http_threads": self.http_threads,
             }
         )
+
+    @property
+    def stream_tokens(self) -> int:
+        """Of prompts, in a step for each stream; 0: no limit."""
+        asked = self.settings.max_prefill_per_stream
+        return asked if asked is not None else CPU_STREAM_TOKENS if self.settings.device == "cpu" else 0
 
     @property
     def measure_ms(self) -> int:

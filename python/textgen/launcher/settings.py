@@ -246,7 +246,13 @@ class Settings:
 
     max_batch_prefill_tokens: int | None = setting(
         integer(1), None, "Tokens one step may run: prompt chunks and the next tokens of running answers together.",
-        group=BATCHING, default="128 per thread on a CPU, but 256 to 2048; 4096 on a GPU",
+        group=BATCHING, default="256 per thread on a CPU, but 512 to 2048; 4096 on a GPU",
+    )  # fmt: skip
+    max_prefill_per_stream: int | None = setting(
+        integer(0), None,
+        "Tokens of prompts that one step runs for each running stream in it, though half a step in any case: the fewer "
+        "streams there are, the sooner each goes on. 0: no limit; nor is there one with --target-itl-ms.",
+        group=BATCHING, default="8 on a CPU, no limit on a GPU",
     )  # fmt: skip
     max_batch_total_tokens: int | None = setting(
         integer(1), None, "Most tokens of context over all running sequences; bounds the KV cache.",
@@ -259,7 +265,8 @@ class Settings:
     target_itl_ms: int | None = setting(
         integer(1, 60_000), None,
         "Milliseconds between tokens that running streams should keep to: prompts are cut into smaller parts for it.",
-        group=BATCHING, default="no target: --max-batch-prefill-tokens alone bounds a step", metavar="MS",
+        group=BATCHING, metavar="MS",
+        default="no target: --max-batch-prefill-tokens and --max-prefill-per-stream bound a step",
     )  # fmt: skip
     measure_steps_ms: int | None = setting(
         integer(0, 600_000), None,

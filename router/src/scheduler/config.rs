@@ -31,8 +31,11 @@ pub struct SchedulerConfig {
     pub longest_prefix_first: bool,
     /// While streams run, cut prompts so that a step takes no longer than this. It needs measured steps
     /// ([`super::Results::elapsed`]); until there are enough, prompts beside streams begin small. Without it
-    /// `max_step_tokens` is the only limit.
+    /// `max_prefill_per_stream` says.
     pub target_itl: Option<Micros>,
+    /// While streams run, tokens of prompts in a step for each of them, but half a step in any case: what streams wait for prompts
+    /// is in proportion to what they wait for each other. Without it `max_step_tokens` is the only limit.
+    pub max_prefill_per_stream: Option<u32>,
     /// Layers with a sliding window keep only their window. Without it a block is one page, for all layers.
     pub windows: Option<Windows>,
 }
@@ -68,6 +71,7 @@ impl SchedulerConfig {
             ("max_running_tokens", self.max_running_tokens.unwrap_or(1)),
             ("steps_in_flight", self.steps_in_flight),
             ("target_itl", self.target_itl.map_or(1, |target| target.min(1) as u32)),
+            ("max_prefill_per_stream", self.max_prefill_per_stream.unwrap_or(1)),
             ("ageing", self.ageing.map_or(1, |every| every.min(1) as u32)),
             ("windows.span", self.windows.map_or(1, |windows| windows.span)),
             ("windows.windowed", self.windows.map_or(1, |windows| windows.windowed)),
@@ -109,6 +113,12 @@ impl SchedulerConfig {
     /// Tokens of a prompt that a step runs however long it takes, so that prompts always advance.
     pub(super) fn least_chunk(&self) -> u32 {
         self.block_size.max(self.max_step_tokens / 128)
+    }
+
+    /// Tokens of prompts that a step runs beside so many streams, however long it takes.
+    pub(super) fn beside(&self, streams: u64) -> u64 {
+        let half = u64::from(self.max_step_tokens.div_ceil(2));
+        self.max_prefill_per_stream.map_or(u64::MAX, |each| half.max(u64::from(each) * streams))
     }
 
     /// Tokens of context that may run at once.

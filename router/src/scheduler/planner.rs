@@ -151,10 +151,14 @@ impl Scheduler {
         }
     }
 
-    /// Tokens of a prompt that the step can run in time.
+    /// Tokens of a prompt that the step can run in time, or that are its share.
     pub(super) fn chunk(&self, start: u32, round: &Round) -> u32 {
-        if self.config.target_itl.is_none() || round.load.streams == 0 {
+        if round.load.streams == 0 {
             return u32::MAX;
+        }
+        if self.config.target_itl.is_none() {
+            let left = self.config.beside(round.load.streams).saturating_sub(round.load.prompt_tokens());
+            return u32::try_from(left).unwrap_or(u32::MAX);
         }
         let chunk = self.step_time.chunk(&round.load, start);
         if round.load.has_prompts() { chunk } else { chunk.max(self.config.least_chunk()) }

@@ -98,7 +98,7 @@ impl Load {
         self.sequences += 1;
     }
 
-    fn prompt_tokens(&self) -> u64 {
+    pub(super) fn prompt_tokens(&self) -> u64 {
         self.tokens - self.streams
     }
 

@@ -44,6 +44,8 @@ pub struct EngineConfig {
     pub max_sequences: Option<u32>,
     /// Running streams should get a token at least this often, at the cost of prompts.
     pub target_itl: Option<Duration>,
+    /// Tokens of prompts in a step for each stream in it, where there is no such target.
+    pub max_prefill_per_stream: Option<u32>,
     /// Whether blocks are kept for prompts that begin alike.
     pub prefix_caching: bool,
     /// Who waits this long goes up a class; nobody does without it.

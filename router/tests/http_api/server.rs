@@ -64,6 +64,7 @@ pub fn settings() -> Settings {
         async_tools_timeout: 60,
         stream_buffer: 64,
         target_itl_ms: None,
+        max_prefill_per_stream: None,
         prefix_caching: true,
         slow_reader_timeout: 30,
         max_connections: 64,

@@ -28,6 +28,27 @@ fn a_prompt_is_cut_to_the_budget() {
 }
 
 #[test]
+fn prompts_have_a_share_of_a_step_beside_streams() {
+    // streams, tokens of prompts for each, tokens of prompts in a step of 64
+    let cases =
+        [(0, Some(8), 64), (1, Some(8), 32), (4, Some(8), 32), (6, Some(8), 48), (7, Some(9), 57), (1, None, 63)];
+    for (streams, max_prefill_per_stream, expected) in cases {
+        let limits = SchedulerConfig { num_blocks: 200, max_slots: 16, max_step_tokens: 64, ..config() };
+        let config = SchedulerConfig { max_prefill_per_stream, ..limits };
+        let mut scheduler = scheduler(config, (1..=streams).map(|id| sequence(id, 4, 50)));
+        if streams > 0 {
+            let first = plan(&mut scheduler).unwrap();
+            complete(&mut scheduler, &first);
+        }
+        scheduler.enqueue(sequence(20, 20, 2)).unwrap();
+        scheduler.enqueue(sequence(21, 100, 2)).unwrap();
+        let step = plan(&mut scheduler).unwrap();
+        let prompts: Vec<u32> = step.segments.iter().filter(|each| !each.last).map(|each| each.length).collect();
+        assert_eq!(prompts, [20, expected - 20], "{streams} streams");
+    }
+}
+
+#[test]
 fn a_step_goes_on_from_what_the_one_before_is_sampling() {
     let mut scheduler = scheduler(config(), [sequence(1, 3, 8)]);
     let first = plan(&mut scheduler).unwrap();

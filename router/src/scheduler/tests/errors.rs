@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_limit_of_zero_is_refused() {
     type Spoil = fn(&mut SchedulerConfig);
-    let cases: [(&str, Spoil); 8] = [
+    let cases: [(&str, Spoil); 9] = [
         ("num_blocks", |config| config.num_blocks = 0),
         ("block_size", |config| config.block_size = 0),
         ("max_slots", |config| config.max_slots = 0),
@@ -13,6 +13,7 @@ fn a_limit_of_zero_is_refused() {
         ("max_running_tokens", |config| config.max_running_tokens = Some(0)),
         ("steps_in_flight", |config| config.steps_in_flight = 0),
         ("target_itl", |config| config.target_itl = Some(0)),
+        ("max_prefill_per_stream", |config| config.max_prefill_per_stream = Some(0)),
         ("ageing", |config| config.ageing = Some(0)),
     ];
     for (field, spoil) in cases {

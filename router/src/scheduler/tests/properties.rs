@@ -127,10 +127,11 @@ fn any_windows() -> impl Strategy<Value = SchedulerConfig> {
 }
 
 fn any_policy() -> impl Strategy<Value = SchedulerConfig> {
-    let target = prop::option::of(50..600_u64);
-    (any_config(), prop::option::of(1..50_u64), 0..4_u32, any::<bool>(), target).prop_map(
-        |(config, ageing, max_passes, longest_prefix_first, target_itl)| SchedulerConfig {
+    let (target, share) = (prop::option::of(50..600_u64), prop::option::of(1..9_u32));
+    (any_config(), prop::option::of(1..50_u64), 0..4_u32, any::<bool>(), target, share).prop_map(
+        |(config, ageing, max_passes, longest_prefix_first, target_itl, max_prefill_per_stream)| SchedulerConfig {
             target_itl,
+            max_prefill_per_stream,
             ageing,
             max_passes,
             longest_prefix_first,

@@ -70,6 +70,7 @@ impl World {
         let config = self.scheduler.config();
         let stats = self.scheduler.stats();
         let spent = config.target_itl.is_some()
+            || config.max_prefill_per_stream.is_some()
             || plan.token_count() == config.max_step_tokens as usize
             || stats.blocks_total - stats.blocks_used < config.pages_per_block()
             || config.max_running_tokens.is_some_and(|cap| stats.running_tokens >= u64::from(cap));

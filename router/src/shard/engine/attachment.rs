@@ -36,6 +36,7 @@ impl Engine {
             max_passes: self.config.max_passes,
             longest_prefix_first: self.config.longest_prefix_first,
             target_itl: self.config.target_itl.map(micros),
+            max_prefill_per_stream: self.config.max_prefill_per_stream,
             windows: hello.kv.windows()?,
         };
         shard.greet(&hello)?;
