@@ -64,13 +64,19 @@ impl World {
         self.check_nobody_left_out(plan);
     }
 
+    /// Whether prompts have all that the latest step has for them beside its streams.
+    fn share_is_spent(&self) -> bool {
+        let load = self.scheduler.flights.back().expect("a step was planned").load;
+        load.streams > 0 && load.prompt_tokens() >= self.scheduler.config().beside(load.streams)
+    }
+
     /// Whoever runs and has something to run is in the step; a prompt may be left out for want of budget or room.
     fn check_nobody_left_out(&self, plan: &Plan) {
         let planned: HashSet<SequenceId> = plan.segments.iter().map(|segment| segment.sequence).collect();
         let config = self.scheduler.config();
         let stats = self.scheduler.stats();
         let spent = config.target_itl.is_some()
-            || config.max_prefill_per_stream.is_some()
+            || self.share_is_spent()
             || plan.token_count() == config.max_step_tokens as usize
             || stats.blocks_total - stats.blocks_used < config.pages_per_block()
             || config.max_running_tokens.is_some_and(|cap| stats.running_tokens >= u64::from(cap));
