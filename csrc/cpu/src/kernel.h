@@ -69,6 +69,7 @@ TG_INLINE Share share_of(int64_t count, int64_t worker, int64_t workers) {
 }
 
 void pool_barrier(tg_pool *pool);  // pool.cpp
+int64_t pool_take(tg_pool *pool);
 bool slow_pairs();  // of bfloat16, to multiply: slower than float32 (dispatch.cpp)
 bool reads_on();  // by itself, what lies between lines that are asked for (dispatch.cpp)
 bool reads_many();  // at once, and so reaches the memory's bandwidth; where not, two streams of reads are faster (dispatch.cpp)
@@ -95,6 +96,8 @@ struct Run {
   TG_INLINE Share share(int64_t count) const { return share_of(count, worker, workers); }
   // Waits until every worker is here. A barrier stands between two operations anyway.
   TG_INLINE void barrier() const { pool_barrier(pool); }
+  // 0, 1, ... to whoever asks, from the last barrier on: for work that goes to the worker who has none left.
+  TG_INLINE int64_t take() const { return pool_take(pool); }
 };
 
 // What is known of a plan's steps before they come.

@@ -134,6 +134,7 @@ struct tg_pool {
   Gate work;                                  // rises with each run
   Gate meeting;                               // rises with each barrier that all have reached
   alignas(64) std::atomic<uint32_t> met{0};  // workers at the barrier
+  std::atomic<int64_t> taken{0};             // since then, by whoever asked
   alignas(64) tg::Task task = nullptr;
   void *argument = nullptr;
   bool ending = false;
@@ -233,11 +234,14 @@ void pool_barrier(tg_pool *pool) {
   const uint32_t seen = pool->meeting.value.load(std::memory_order_acquire);
   if (pool->met.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(pool->workers)) {
     pool->met.store(0, std::memory_order_relaxed);
+    pool->taken.store(0, std::memory_order_relaxed);
     pool->meeting.open(seen + 1);
   } else {
     pool->meeting.wait(seen, kBarrierSpin, true);
   }
 }
+
+int64_t pool_take(tg_pool *pool) { return pool->taken.fetch_add(1, std::memory_order_relaxed); }
 
 void pool_run(tg_pool *pool, Task task, void *argument) {
   if (pool->pinned && !pool->caller_pinned) {

@@ -15,9 +15,9 @@ namespace {
 
 constexpr int kScores = 0, kQuery = 4, kKeys = 6;  // tiles: four, one, two
 static_assert(kGroups == 4);
-// How often memory is asked while 32 numbers of all keys are multiplied, and before weights are found, where it is once for each
-// value: in proportion to the time these take.
-constexpr int64_t kOfKeys = 16, kOfWeights = 24;
+// How often memory is asked while 32 numbers of all keys are multiplied, while scores of sixteen are turned, and before weights are
+// found, where it is once for each two values: in proportion to the time these take.
+constexpr int64_t kOfKeys = 8, kOfScores = 2, kOfWeights = 5;
 
 struct FewConfig : TileConfig {
   explicit FewConfig(int64_t columns) {
@@ -104,8 +104,7 @@ TG_INLINE void each_whole_unit(const Attention &form, const Task &task, int64_t 
     CacheUnit &next = units[(unit + 1) & 1];
     find_next(form, task, unit + 1, last, then, walk, next);
     const Groups groups(units[unit & 1]);
-    const Task &following = unit + 1 < last || then == nullptr ? task : *then;
-    CacheAhead ahead({form, following, next, Stretch::kKeys}, {form, following, next, Stretch::kValues}, calls(groups.count));
+    UnitAhead ahead(form, unit + 1 < last || then == nullptr ? task : *then, next, calls(groups.count));
     f(groups, task.begin + unit * kFewUnit, ahead);
   }
 }
@@ -123,8 +122,11 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
     turn_queries(form, one, run, kColumns, query + (one.kv_head - task.kv_head) * form.padded_dim * kColumns);
   });
   const int64_t chunks = form.padded_dim / 32;
-  const auto calls = [&](int64_t count) { return task.heads * (chunks * kOfKeys + kOfWeights + count * ceil_div(task.count, 4)); };
-  each_whole_unit(form, task, first, last, then, calls, [&](const Groups &groups, int64_t key, CacheAhead &ahead) {
+  const int64_t turns = ceil_div(task.count, 4) * ceil_div(form.padded_value, 64);  // in which each value is read
+  const auto calls = [&](int64_t count) {
+    return task.heads * (chunks * kOfKeys + ceil_div(count, 16) * kOfScores + kOfWeights + ceil_div(count, 2) * turns);
+  };
+  each_whole_unit(form, task, first, last, then, calls, [&](const Groups &groups, int64_t key, UnitAhead &ahead) {
     const int64_t padded = groups.groups * 16;
     const auto scores_of = [&](int64_t head) { return space.scores + head * kRows * kFewUnit; };
     for (int64_t begin = 0; begin < task.heads; begin += kHeads) {
@@ -134,11 +136,12 @@ void attend(const Attention &form, const Task &task, const Run &run, const Works
         const Cached of_keys = cached_keys(form, task.kv_head + head);
         for (int64_t g = 0; g < groups.groups; g++) keys[g] = groups.at(form, of_keys, g, true, key_copies);
         score_keys<kColumns>(query + head * form.padded_dim * kColumns, keys, groups.groups, chunks, found[head - begin][0],
-                                [&] { ahead.ask(kOfKeys); });
+                             [&] { ahead.ask(kOfKeys); });
       }
       for (int64_t head = begin; head < end; head++) {
         const Cached of_keys = cached_keys(form, task.kv_head + head);
         for (int64_t g = 0; g < groups.groups; g++) {
+          ahead.ask(kOfScores);
           turn_scores<kColumns>(found[head - begin][g], scores_of(head) + g * 16);
           if (of_keys.scales != nullptr) groups.scale(of_keys, g, task.count, scores_of(head) + g * 16);
         }

@@ -122,8 +122,7 @@ TG_INLINE void add_values(const float *weights, const Sixteen *values, int64_t c
   for (int64_t first = 0; first < count; first += 16, values++) {
     const Bf16 *from = values->from;
     const int64_t last = least(first + 16, count);
-    for (int64_t key = first; key < last; key++, from += values->stride) {
-      before();
+    const auto add = [&](int64_t key) {
       Vec numbers[2 * kChunks];
 #pragma GCC unroll 2
       for (int c = 0; c < kChunks; c++) {
@@ -137,7 +136,11 @@ TG_INLINE void add_values(const float *weights, const Sixteen *values, int64_t c
 #pragma GCC unroll 4
         for (int c = 0; c < 2 * kChunks; c++) total[r][c] = fma(weight, numbers[c], total[r][c]);
       }
-    }
+      from += values->stride;
+    };
+    int64_t key = first;
+    for (; key + 2 <= last; key += 2) before(), add(key), add(key + 1);
+    if (key < last) before(), add(key);
   }
 #pragma GCC unroll 4
   for (int r = 0; r < kRowsOf; r++) {

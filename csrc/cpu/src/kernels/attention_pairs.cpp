@@ -145,10 +145,7 @@ TG_INLINE void add_group(const Attention &form, const Bf16 *weights, const Sixte
 template <int kRowsOf, typename F>
 TG_INLINE void add_group(const Attention &form, const float *weights, const Sixteen &values, int64_t count, float *out,
                          const F &before) {
-  bool odd = false;
-  add_values<kRowsOf>(form, weights, &values, count, out, [&] {
-    if ((odd = !odd)) before();
-  });
+  add_values<kRowsOf>(form, weights, &values, count, out, before);
 }
 
 // W: what weights are multiplied as.

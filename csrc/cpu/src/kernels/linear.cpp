@@ -9,6 +9,9 @@ namespace {
 constexpr bool kPast = kLanes == 16;       // a vector is a line
 constexpr int64_t kPastBytes = 2 << 20;    // of y: as much as second-level caches have
 constexpr int64_t kAskedFirst = 16 << 10;  // bytes of the weight, by each worker
+constexpr int64_t kLeft = 16;              // the part of a worker's panels that is left to whoever is there first: 1 of so many
+constexpr int64_t kLeftRows = 32;          // of products with at most so many rows, which wait for the memory
+constexpr int64_t kTaken = 4;              // panels that are taken at a time
 constexpr int64_t kFewRows = 4;            // for each worker: of fewer, workers share the columns that are activated
 
 TG_INLINE const tg_weight *weight_of(const tg_op &op) { return address<const tg_weight>(op.args[TG_LINEAR_WEIGHT]); }
@@ -49,6 +52,22 @@ void prepare_rows(const tg_weight *weight, const tg_buffer &x, const Before &bef
       prepare_row(weight, from, x.dtype, i, to, layout);
     }
   });
+}
+
+// Calls multiply(panels) until all have been multiplied. Workers are not equally fast, least of all where others use the machine
+// too: so the last panels of each share go to the worker that comes to them first.
+template <typename F>
+TG_INLINE void share_out(const Run &run, int64_t panels, int64_t rows, const F &multiply) {
+  const int64_t workers = run.workers;
+  const int64_t left = workers == 1 || rows > kLeftRows ? 0 : panels / workers / (kLeft * kTaken);  // times kTaken, of each share
+  Share share = run.share(panels);
+  share.end -= left * kTaken;
+  multiply(share);
+  if (left == 0) return;
+  for (int64_t i = run.take(); i < left * workers; i = run.take()) {
+    const int64_t begin = share_of(panels, i % workers, workers).end - (i / workers + 1) * kTaken;
+    multiply(Share{begin, begin + kTaken});
+  }
 }
 
 void run_linear(const tg_op &op, const Run &run) {
@@ -100,11 +119,18 @@ void run_linear(const tg_op &op, const Run &run) {
   } else {
     take_prepared(job, space, layout);
   }
-  job.panels = own ? Share{0, weight->panels} : run.share(weight->panels);
-  if (tiles) {
-    multiply_tiles(job, run.scratch);
+  const auto multiply = [&](Share panels) {
+    job.panels = panels;
+    if (tiles) {
+      multiply_tiles(job, run.scratch);
+    } else {
+      multiply_rows(job);
+    }
+  };
+  if (own) {
+    multiply(Share{0, weight->panels});
   } else {
-    multiply_rows(job);
+    share_out(run, weight->panels, rows, multiply);
   }
 #if defined(__AVX512F__)
   if (job.past) _mm_sfence();  // or others might read what was there before

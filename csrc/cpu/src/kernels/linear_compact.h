@@ -91,7 +91,7 @@ class CompactTiles {
     for (int i = 0; i < kRecords; i++) {
       const uint8_t *record = record_ + i * kCompactRecord;
 #pragma GCC unroll 3
-      for (int line = 0; line < kCompactRecord / 64; line++) __builtin_prefetch(record + kFar + line * 64, 0, 2);
+      for (int line = 0; line < kCompactRecord / 64; line++) __builtin_prefetch(record + kAskedAhead + line * 64, 0, kAskedInto);
 #pragma GCC unroll 4
       for (int u = 0; u < kCompactUnits; u++) {
         for (int part = 0; part < kParts; part++) {
@@ -108,7 +108,6 @@ class CompactTiles {
 
  private:
   static constexpr int kRecords = kInputs / kCompactInputs;
-  static constexpr int64_t kFar = 4096;  // bytes from what is read to what is asked for
   const uint8_t *record_;
   const Spill *spill_, *last_;
   int64_t place_;

@@ -82,7 +82,7 @@ struct Blocks {
   TG_INLINE static int64_t groups(const tg_weight *) { return 256 / kGroup; }
   TG_INLINE static int64_t pairs(const tg_weight *) { return kGroup / 8; }
   TG_INLINE static int64_t line(const tg_weight *weight, int64_t group) {
-    return group * weight->record / (256 / kGroup) + Ahead::kFar;
+    return group * weight->record / (256 / kGroup) + kAskedAhead;
   }
   TG_INLINE static void ask_scales(const tg_weight *weight, const uint8_t *panel, int64_t group) {
     constexpr int64_t kBytes = (kScales + 256 / kGroup * (kWithMins ? 2 : 1) * kPanel) * kGroup / 256, kPairs = kGroup / 8 * kPairBytes;

@@ -17,9 +17,8 @@ TG_INLINE bool is_compact_form(const tg_weight *weight) { return weight->format 
 TG_INLINE bool unpacks(const tg_weight *weight) { return has_groups(weight) || is_compact_form(weight); }
 
 TG_INLINE void fetch_tile(const uint8_t *from) {
-  constexpr int kAhead = 4096;
 #pragma GCC unroll 16
-  for (int line = 0; line < 16; line++) __builtin_prefetch(from + kAhead + line * 64, 0, 2);
+  for (int line = 0; line < 16; line++) __builtin_prefetch(from + kAskedAhead + line * 64, 0, kAskedInto);
 }
 
 // Where the products of one pass get their tiles from: kStreams panels side by side, column after column, and behind the last one
