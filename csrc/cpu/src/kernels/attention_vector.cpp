@@ -169,7 +169,16 @@ void take_queries(const Attention &form, const Task &task, const Run &run, float
   for (int64_t row = 0; row < task.count; row++, to += form.padded_dim) {
     const int64_t at = task.first + row, head = task.kv_head * form.share + at % form.share;
     const Q *from = run.row<Q>(form.q, task.token + at / form.share) + head * form.head_dim;
-    for (int64_t i = 0; i < form.head_dim; i++) to[place_of<T>(i)] = to_float(from[i]);
+    int64_t i = 0;
+    if constexpr (turned<Q> || !turned<T>) {
+      for (; i + kChunk <= form.head_dim; i += kChunk) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+          store(to + i + half * kLanes, turned<T> ? half_of(from + i, half) : load(from + i + half * kLanes));
+        }
+      }
+    }
+    for (; i < form.head_dim; i++) to[place_of<T>(i)] = to_float(from[i]);
   }
 }
 
