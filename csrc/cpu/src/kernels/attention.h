@@ -308,13 +308,11 @@ template <typename T, typename S>
 TG_INLINE void locate(const Cached &cached, const int64_t *rows, int64_t count, T *copies, const T **places) {
   const S *from = reinterpret_cast<const S *>(cached.address) + cached.head * cached.dim;
   for (int64_t i = 0; i < count; i++) {
-    int64_t row = rows[i];
-    asm("" : "+r"(row));  // one by one: of vectors GCC multiplies such numbers by ten instructions
-    const S *numbers = from + row * cached.stride;
+    const S *numbers = from + rows[i] * cached.stride;
     T *copy = copies + i * cached.padded;
     places[i] = copy;
     if constexpr (sizeof(S) == 1) {
-      const float scale = cached.scales[row * cached.kv_heads + cached.head];
+      const float scale = cached.scales[rows[i] * cached.kv_heads + cached.head];
       by_vector(0, cached.dim, [&](int64_t at, int lanes) { store_lanes(copy + at, load_lanes(numbers + at, lanes) * scale, lanes); });
     } else if (cached.dim == cached.padded) {
       places[i] = numbers;
